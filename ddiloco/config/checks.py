@@ -1,0 +1,244 @@
+"""The bounds of a config, and the combinations that cannot work."""
+
+from typing import Any
+
+from ddiloco.config.schema import (
+  Config,
+  ConfigError,
+  flatten,
+  island_mesh,
+  learner_value,
+)
+from ddiloco.types import Anchor, Apply, Wait
+
+
+def _require(ok: bool, key: str, value: Any, bound: str, remedy: str) -> None:
+  if not ok:
+    raise ConfigError(f"{key} = {value!r}, but {bound}. {remedy}")
+
+
+# Dotted key -> smallest allowed value.
+_MINIMA = {
+  "seed": 0,
+  "learners.count": 1,
+  "learners.threads": 1,
+  "sync.num_fragments": 1,
+  "sync.interval_steps": 1,
+  "sync.overlap_steps": 0,
+  "sync.quorum_min": 1,
+  "sync.outlier_factor": 0.0,
+  "inner.learning_rate": 0.0,
+  "inner.weight_decay": 0.0,
+  "inner.clip_norm": 0.0,
+  "inner.warmup": 0,
+  "inner.decay": 1,
+  "model.width": 1,
+  "model.layers": 1,
+  "model.heads": 1,
+  "model.kv_heads": 1,
+  "model.head_width": 2,
+  "model.hidden": 1,
+  "model.logit_soft_cap": 0.0,
+  "model.local_window": 0,
+  "model.local_per_global": 1,
+  "data.vocab_size": 257,
+  "data.sequence_length": 2,
+  "data.shards": 1,
+  "data.heldout_documents": 1,
+  "eval.every_rounds": 0,
+  "eval.sequences": 1,
+  "eval.batch_size": 1,
+  "stop.rounds": 0,
+  "stop.tokens": 0,
+  "live.dead_after_s": 0.1,
+  "live.heartbeat_s": 0.05,
+  "live.poll_min_s": 0.0005,
+  "live.store_deadline_s": 0.1,
+  "live.tape_flush_s": 0.01,
+  "live.checkpoint_every_steps": 0,
+  "live.start_deadline_s": 1.0,
+  "live.restart_limit": 0,
+  "live.restart_backoff_s": 0.0,
+}
+
+_CHOICES = {
+  "inner.schedule": ("constant", "cosine"),
+  "inner.clock": ("tokens", "round"),
+  "model.compute_dtype": ("float32", "bfloat16"),
+  "data.source": ("sotu", "text", "array_record"),
+  "data.tokenizer": ("byte", "bpe"),
+  "codec.up": ("f32", "bf16", "int8", "int4"),
+  "merge.rule": ("average", "rda"),
+  "merge.embedding_rule": ("average", "rda"),
+  "outer.name": ("sgd",),
+  "sync.fragmentation": ("balanced_tensor",),
+}
+
+
+def validate(config: Config) -> None:
+  """Raises `ConfigError` for the first thing that cannot work."""
+  flat = flatten(config.to_dict())
+  for key, minimum in _MINIMA.items():
+    _require(
+      flat[key] >= minimum,
+      key,
+      flat[key],
+      f"it must be at least {minimum}",
+      "Raise it.",
+    )
+  for key, choices in _CHOICES.items():
+    known = f"the choices are {', '.join(choices)}"
+    _require(flat[key] in choices, key, flat[key], known, "Choose one.")
+  _validate_sync(config)
+  _validate_islands(config)
+  _validate_model(config)
+
+
+def _validate_sync(config: Config) -> None:
+  sync, count = config.sync, config.learners.count
+  _require(
+    sync.quorum_min <= count,
+    "sync.quorum_min",
+    sync.quorum_min,
+    f"there are learners.count = {count} learners, so no round could close",
+    "Lower the quorum or add learners.",
+  )
+  _require(
+    sync.overlap_steps < sync.interval_steps,
+    "sync.overlap_steps",
+    sync.overlap_steps,
+    f"it must be below sync.interval_steps = {sync.interval_steps}",
+    "A fragment's sync must end before its next one starts.",
+  )
+  _require(
+    sync.overlap_steps > 0 or sync.wait is Wait.EXACT,
+    "sync.overlap_steps",
+    0,
+    f"sync.wait is {str(sync.wait)!r}",
+    "Without overlap learners must wait: set sync.wait='exact' or overlap "
+    "at least one step.",
+  )
+  _require(
+    0 < sync.grace_margin < 1,
+    "sync.grace_margin",
+    sync.grace_margin,
+    "it must lie between 0 and 1",
+    "The paper's gamma leaves part of the slack unused.",
+  )
+  if sync.apply is Apply.OWN:
+    _require(
+      sync.num_fragments == 1 and sync.anchor is Anchor.ANY,
+      "sync.apply",
+      "own",
+      f"sync.num_fragments = {sync.num_fragments} and sync.anchor = "
+      f"{str(sync.anchor)!r}",
+      "Applying only one's own commits needs one fragment and anchor='any'.",
+    )
+  _require(
+    config.stop.rounds > 0 or config.stop.tokens > 0,
+    "stop.rounds",
+    config.stop.rounds,
+    "stop.tokens is 0 too, so the run would never end",
+    "Set one of them.",
+  )
+  _require(
+    config.codec.block_size >= 8
+    and config.codec.block_size & (config.codec.block_size - 1) == 0,
+    "codec.block_size",
+    config.codec.block_size,
+    "it must be a power of two, at least 8",
+    "64 is usual.",
+  )
+  _require(
+    config.outer.learning_rate > 0,
+    "outer.learning_rate",
+    config.outer.learning_rate,
+    "it must be positive",
+    "0.7 suits short runs.",
+  )
+  _require(
+    0 <= config.outer.momentum < 1,
+    "outer.momentum",
+    config.outer.momentum,
+    "it must be at least 0 and below 1",
+    "0 to 0.3 suits short runs, 0.9 long ones.",
+  )
+
+
+def _validate_islands(config: Config) -> None:
+  learners = config.learners
+  for key in ("devices", "batch_size", "slowdown"):
+    values = getattr(learners, key)
+    _require(
+      len(values) > 0 and all(value >= 1 for value in values),
+      f"learners.{key}",
+      values,
+      "it needs at least one entry, each at least 1",
+      "Learner i takes entry i modulo the length.",
+    )
+  _require(
+    len(learners.mesh) == 3
+    and learners.mesh.count(-1) <= 1
+    and all(size == -1 or size >= 1 for size in learners.mesh),
+    "learners.mesh",
+    learners.mesh,
+    "it must name three axis sizes (data, fsdp, tensor)",
+    "One of them may be -1.",
+  )
+  _require(
+    learners.count <= config.data.shards,
+    "learners.count",
+    learners.count,
+    f"data.shards = {config.data.shards} is fewer",
+    "Every learner reads a shard of its own: raise data.shards.",
+  )
+  for learner in range(learners.count):
+    data, fsdp, _ = island_mesh(config, learner)
+    batch = learner_value(learners.batch_size, learner)
+    _require(
+      batch % (data * fsdp) == 0,
+      "learners.batch_size",
+      batch,
+      f"learner {learner}'s mesh splits a batch {data * fsdp} ways",
+      f"Use a multiple of {data * fsdp}, or another mesh.",
+    )
+  live = config.live
+  _require(
+    live.poll_min_s <= live.poll_max_s,
+    "live.poll_max_s",
+    live.poll_max_s,
+    f"live.poll_min_s = {live.poll_min_s} is larger",
+    "Raise it.",
+  )
+  _require(
+    live.heartbeat_s < live.dead_after_s,
+    "live.dead_after_s",
+    live.dead_after_s,
+    f"it must exceed live.heartbeat_s = {live.heartbeat_s}",
+    "A learner is live as long as its heartbeats are younger than this.",
+  )
+
+
+def _validate_model(config: Config) -> None:
+  model, data = config.model, config.data
+  _require(
+    model.heads % model.kv_heads == 0,
+    "model.heads",
+    model.heads,
+    f"model.kv_heads = {model.kv_heads} does not divide it",
+    "Every key-value head serves the same number of query heads.",
+  )
+  _require(
+    model.head_width % 2 == 0,
+    "model.head_width",
+    model.head_width,
+    "rotary embeddings turn pairs",
+    "Use an even width.",
+  )
+  _require(
+    data.source == "sotu" or bool(data.path),
+    "data.path",
+    data.path,
+    f"data.source = {data.source!r} reads files",
+    "Name the directory.",
+  )
