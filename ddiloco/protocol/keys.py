@@ -1,0 +1,78 @@
+"""Where each object of a run lives in the exchange.
+
+Names are flat: on a file system, deleting a round's answers then leaves no
+empty directory behind. Everything is write-once but `members/` and `lease/`.
+"""
+
+import re
+
+COMMITS = "commit/"
+ANSWERS = "answer/"
+STATES = "state/"
+MEMBERS = "members/"
+LEASE = "lease/0"
+
+
+def commit(t: int) -> str:
+  """The record that closes round t."""
+  return f"{COMMITS}{t:09d}"
+
+
+def commit_round(key: str) -> int | None:
+  """The round of a commit's key; None if it is none."""
+  match = re.fullmatch(r"commit/(\d{9})", key)
+  return int(match[1]) if match else None
+
+
+def answers(t: int) -> str:
+  """The prefix of every answer to round t."""
+  return f"{ANSWERS}{t:09d}."
+
+
+def answer_round(key: str) -> int | None:
+  """The round of any of an answer's keys; None if it is none."""
+  match = re.match(r"answer/(\d{9})\.", key)
+  return int(match[1]) if match else None
+
+
+def answer_header(t: int, learner: int, incarnation: int, attempt: int) -> str:
+  """The record that makes an answer visible; written last."""
+  return f"{answers(t)}{learner}.{incarnation}.{attempt}.header"
+
+
+def answer_part(
+  t: int, learner: int, incarnation: int, attempt: int, part: int
+) -> str:
+  """The encoded outer gradient one process of the island holds."""
+  return f"{answers(t)}{learner}.{incarnation}.{attempt}.part-{part}"
+
+
+def states(version: int, fragment: int) -> str:
+  """The prefix of everything stored for one version of a fragment."""
+  return f"{STATES}{version:09d}.{fragment}."
+
+
+def params(version: int, fragment: int, epoch: int) -> str:
+  """The f32 parameters of one version, as that syncer wrote them."""
+  return f"{states(version, fragment)}{epoch}.params"
+
+
+def outer_state(version: int, fragment: int, epoch: int) -> str:
+  """The outer optimizer's state that belongs to them."""
+  return f"{states(version, fragment)}{epoch}.outer"
+
+
+def member(learner: int, incarnation: int) -> str:
+  """One life of a learner: claimed by creating it, then its heartbeat."""
+  return f"{MEMBERS}{learner}.{incarnation}"
+
+
+def member_life(key: str) -> tuple[int, int] | None:
+  """The (learner, incarnation) of a member's key; None if it is none."""
+  match = re.fullmatch(r"members/(\d{1,6})\.(\d{1,9})", key)
+  return (int(match[1]), int(match[2])) if match else None
+
+
+def tape(actor: str, incarnation: int, segment: int) -> str:
+  """One segment of an actor's tape; actors are `syncer`, `learner-<i>`."""
+  return f"tape/{actor}.{incarnation}/{segment:09d}"

@@ -1,0 +1,367 @@
+"""The learner's machine: when to step, apply, answer and wait.
+
+`step(state, event, rules)` returns the next state and the commands to carry
+out, in order (paper, Alg. 1; docs/protocol.md, "Learner"). Under the default
+policy nothing here waits for the syncer or a peer: the transition that ends
+an inner step starts the next one.
+"""
+
+import dataclasses
+
+from ddiloco.protocol.learner_answers import (
+  answer_now,
+  answer_or_retry,
+  answered,
+  choose,
+  retry,
+)
+from ddiloco.protocol.learner_types import (
+  AnswerFailed,
+  AnswerWritten,
+  ApplyFragments,
+  CaughtUp,
+  Checkpoint,
+  Command,
+  CommitSeen,
+  Event,
+  Fetch,
+  Fetched,
+  FetchFailed,
+  FragmentView,
+  Joined,
+  LearnerState,
+  Settle,
+  Step,
+  StepDone,
+  Stop,
+  StopRequested,
+  Tick,
+)
+from ddiloco.protocol.rules import Rules
+from ddiloco.types import SECOND_NS, Apply, Wait
+
+COMPLETED = "completed"
+_replace = dataclasses.replace
+_Commands = list[Command]
+
+
+def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
+  """The state of a life that has just claimed its incarnation."""
+  assert len(event.versions) == rules.schedule.num_fragments
+  state = LearnerState(
+    learner=event.learner,
+    incarnation=event.incarnation,
+    base=event.seen,
+    step=0,
+    stepping=False,
+    tokens=0,
+    next_sample=event.next_sample,
+    seen=event.seen,
+    run_tokens=event.run_tokens,
+    fragments=tuple(
+      FragmentView(
+        anchor=version,
+        seen=version,
+        epoch=epoch,
+        steps=0,
+        tokens=0,
+        answered_step=0,
+      )
+      for version, epoch in event.versions
+    ),
+    fetching=(),
+    fetched=(),
+    answers=(),
+    writes=0,
+    paced_step=0,
+    came_late=False,
+    step_ns=0,
+    fetch_ns=0,
+    seen_ns=(),
+    step_started_ns=0,
+    waiting_since_ns=0,
+    stopping="",
+    done=False,
+  )
+  out: _Commands = []
+  if rules.ended(event.seen, event.run_tokens):
+    state = _replace(state, stopping=COMPLETED)
+    return _finish(state, out), out
+  return _dispatch(state, event.now_ns, out), out
+
+
+def step(
+  state: LearnerState, event: Event, rules: Rules
+) -> tuple[LearnerState, list[Command]]:
+  """One transition. Events after `Stop` change nothing."""
+  out: _Commands = []
+  if state.done:
+    return state, out
+  match event:
+    case StepDone():
+      state = _stepped(state, event)
+    case CommitSeen():
+      state = _saw_commit(state, event, rules, out)
+    case CaughtUp():
+      state = _caught_up(state, event, rules, out)
+    case Fetched():
+      state = _fetched(state, event)
+    case FetchFailed():
+      state = _drop_fetch(state, event.round)
+    case AnswerWritten() | AnswerFailed():
+      state = _answer_settled(state, event.round)
+    case StopRequested():
+      state = _replace(state, stopping=state.stopping or event.reason)
+    case Tick():
+      pass
+    case Joined():
+      raise AssertionError("a life joins once")
+  if not state.stepping:
+    state = _boundary(state, event.now_ns, rules, out)
+  return state, out
+
+
+def watched(state: LearnerState, rules: Rules) -> int | None:
+  """The round whose commit to look for."""
+  return None if state.done else rules.schedule.next_round(state.seen)
+
+
+def wake_ns(state: LearnerState, now_ns: int) -> int | None:
+  """When a held learner wants a `Tick`; None while it steps."""
+  if state.done or not state.waiting_since_ns:
+    return None
+  tick_ns = state.step_ns or SECOND_NS
+  ticks = (now_ns - state.waiting_since_ns) // tick_ns
+  return state.waiting_since_ns + (ticks + 1) * tick_ns
+
+
+# --- What events tell -------------------------------------------------------
+
+
+def _stepped(state: LearnerState, event: StepDone) -> LearnerState:
+  assert state.stepping and event.step == state.step + 1, event
+  elapsed_ns = event.now_ns - state.step_started_ns
+  # A life's first step compiles; it says nothing about the island's speed.
+  step_ns = 0 if state.step == 0 else _average(state.step_ns, elapsed_ns)
+  return _replace(
+    state,
+    step=event.step,
+    stepping=False,
+    tokens=state.tokens + event.tokens,
+    next_sample=state.next_sample + event.samples,
+    step_ns=step_ns,
+    fragments=tuple(
+      _replace(view, steps=view.steps + 1, tokens=view.tokens + event.tokens)
+      for view in state.fragments
+    ),
+  )
+
+
+def _saw_commit(
+  state: LearnerState, event: CommitSeen, rules: Rules, out: _Commands
+) -> LearnerState:
+  t = event.round
+  assert t == rules.schedule.next_round(state.seen), (t, state.seen)
+  state = _replace(state, seen=t, run_tokens=event.run_tokens)
+  if any(answer.round == t for answer in state.answers):
+    out.append(Settle(t, event.counted_attempt))
+    state = _replace(
+      state,
+      came_late=event.counted_attempt == 0,
+      answers=tuple(a for a in state.answers if a.round != t),
+    )
+  if rules.ended(t, event.run_tokens):
+    return _replace(state, stopping=state.stopping or COMPLETED)
+  if rules.apply is Apply.OWN and event.counted_attempt == 0:
+    return state
+  due = rules.schedule.fragments(t)
+  fragments = tuple(
+    _replace(view, seen=t, epoch=event.epoch) if p in due else view
+    for p, view in enumerate(state.fragments)
+  )
+  state = _replace(state, fragments=fragments)
+  return _fetch(state, t, event.now_ns, out)
+
+
+def _caught_up(
+  state: LearnerState, event: CaughtUp, rules: Rules, out: _Commands
+) -> LearnerState:
+  assert event.round > state.seen, (event.round, state.seen)
+  lost = tuple(a for a in state.answers if a.round <= event.round)
+  out.extend(Settle(answer.round, 0) for answer in lost)
+  state = _replace(
+    state,
+    seen=event.round,
+    run_tokens=event.run_tokens,
+    came_late=state.came_late or bool(lost),
+    answers=tuple(a for a in state.answers if a not in lost),
+    # What is newer than its anchor is fetched at the next boundary.
+    fragments=tuple(
+      _replace(view, seen=version, epoch=epoch)
+      for view, (version, epoch) in zip(
+        state.fragments, event.versions, strict=True
+      )
+    ),
+  )
+  if rules.ended(event.round, event.run_tokens):
+    return _replace(state, stopping=state.stopping or COMPLETED)
+  return state
+
+
+def _fetch(
+  state: LearnerState, t: int, now_ns: int, out: _Commands
+) -> LearnerState:
+  wanted = tuple(p for p, v in enumerate(state.fragments) if v.seen == t)
+  out.append(Fetch(t, state.fragments[wanted[0]].epoch, wanted))
+  return _replace(
+    state,
+    fetching=tuple(sorted((*state.fetching, t))),
+    seen_ns=(*state.seen_ns, (t, now_ns)),
+  )
+
+
+def _fetched(state: LearnerState, event: Fetched) -> LearnerState:
+  seen_ns = dict(state.seen_ns)[event.round]
+  state = _drop_fetch(state, event.round)
+  return _replace(
+    state,
+    fetched=tuple(sorted((*state.fetched, event.round))),
+    fetch_ns=_average(state.fetch_ns, event.now_ns - seen_ns),
+  )
+
+
+def _drop_fetch(state: LearnerState, t: int) -> LearnerState:
+  assert t in state.fetching, (t, state.fetching)
+  return _replace(
+    state,
+    fetching=tuple(u for u in state.fetching if u != t),
+    seen_ns=tuple(pair for pair in state.seen_ns if pair[0] != t),
+  )
+
+
+def _answer_settled(state: LearnerState, t: int) -> LearnerState:
+  return _replace(
+    state,
+    writes=state.writes - 1,
+    answers=tuple(
+      _replace(a, writing=False) if a.round == t else a for a in state.answers
+    ),
+  )
+
+
+# --- What happens at a step boundary ----------------------------------------
+
+
+def _boundary(
+  state: LearnerState, now_ns: int, rules: Rules, out: _Commands
+) -> LearnerState:
+  if state.stopping:
+    return _finish(state, out)
+  state = _apply(state, rules, out)
+  state = _refetch(state, now_ns, out)
+  if rules.apply is Apply.OWN:
+    state, held = _boundary_own(state, now_ns, rules, out)
+  elif rules.wait is Wait.EXACT:
+    state, held = _boundary_exact(state, now_ns, rules, out)
+  else:
+    t = choose(state, rules)
+    state = answer_or_retry(state, t, now_ns, rules, out)
+    held = False
+  if held:
+    since_ns = state.waiting_since_ns or max(now_ns, 1)
+    return _replace(state, waiting_since_ns=since_ns)
+  every = rules.checkpoint_every_steps
+  if every and state.step and state.step % every == 0:
+    out.append(Checkpoint(state.step, state.seen, state.next_sample))
+  return _dispatch(state, now_ns, out)
+
+
+def _dispatch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
+  out.append(
+    Step(state.step + 1, state.next_sample, state.seen, state.run_tokens)
+  )
+  return _replace(
+    state, stepping=True, step_started_ns=now_ns, waiting_since_ns=0
+  )
+
+
+def _finish(state: LearnerState, out: _Commands) -> LearnerState:
+  if state.step:
+    out.append(Checkpoint(state.step, state.seen, state.next_sample))
+  out.append(Stop(state.stopping))
+  return _replace(state, done=True)
+
+
+def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
+  """Applies every fetched commit the policy allows, the newest only."""
+  clock = state.base + state.step
+  ready = state.fetched
+  if rules.apply is Apply.AT_OVERLAP:
+    ready = tuple(t for t in ready if clock >= t + rules.schedule.overlap)
+  fragments = list(state.fragments)
+  newest: dict[int, int] = {}
+  for t in ready:  # ascending, so the last one wins (paper, Alg. 1)
+    for p in rules.schedule.fragments(t):
+      if t > fragments[p].anchor:
+        newest[p] = t
+  for t in sorted(set(newest.values())):
+    applied = tuple(p for p in sorted(newest) if newest[p] == t)
+    out.append(ApplyFragments(t, applied))
+    for p in applied:
+      fragments[p] = _replace(fragments[p], anchor=t, steps=0, tokens=0)
+  return _replace(
+    state,
+    fragments=tuple(fragments),
+    fetched=tuple(t for t in state.fetched if t not in ready),
+  )
+
+
+def _refetch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
+  """Asks again for what could not be fetched, or whose object was gone."""
+  missing = {v.seen for v in state.fragments if v.seen > v.anchor}
+  for t in sorted(missing):
+    if t not in state.fetching and t not in state.fetched:
+      state = _fetch(state, t, now_ns, out)
+  return state
+
+
+def _boundary_exact(
+  state: LearnerState, now_ns: int, rules: Rules, out: _Commands
+) -> tuple[LearnerState, bool]:
+  """Policy wait = exact: own steps are the global clock."""
+  clock, schedule = state.base + state.step, rules.schedule
+  if not _applied_up_to(state, clock - max(schedule.overlap, 1), rules):
+    return retry(state, now_ns, rules, out), True
+  t = clock if schedule.is_round(clock) and clock > state.seen else None
+  if t is not None and answered(state, t):
+    t = None
+  state = answer_or_retry(state, t, now_ns, rules, out)
+  held = schedule.overlap == 0 and not _applied_up_to(state, clock, rules)
+  return state, held
+
+
+def _boundary_own(
+  state: LearnerState, now_ns: int, rules: Rules, out: _Commands
+) -> tuple[LearnerState, bool]:
+  """Policy apply = own: after an answer, wait for the commit counting it."""
+  view = state.fragments[0]
+  if not state.answers and view.seen == view.anchor:
+    t = rules.schedule.next_round(state.seen)
+    due = state.step - state.paced_step >= rules.schedule.gap(t)
+    if view.steps and (due or state.came_late):
+      state = answer_now(state, t, now_ns, out, rules)
+    else:
+      return state, False
+  return retry(state, now_ns, rules, out), True
+
+
+def _applied_up_to(state: LearnerState, t: int, rules: Rules) -> bool:
+  due = rules.schedule.previous_round(t + 1)
+  return state.seen >= due and all(
+    view.anchor >= min(view.seen, due) for view in state.fragments
+  )
+
+
+def _average(average_ns: int, sample_ns: int) -> int:
+  """Moving average with decay 0.9, in integers."""
+  return (9 * average_ns + sample_ns) // 10 if average_ns else sample_ns

@@ -1,0 +1,177 @@
+"""The records that cross the exchange: answers, commits, members, leases.
+
+This file is the whole wire protocol. Sizes are bytes, times nanoseconds of
+durations (two machines' clocks are never compared).
+"""
+
+import dataclasses
+from typing import TypeVar
+
+from ddiloco.protocol import wire
+from ddiloco.types import Refusal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartRef:
+  """One part of an answer: what must be found under its key."""
+
+  bytes: int
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contribution:
+  """What an answer offers for one fragment, since its anchor was applied."""
+
+  fragment: int
+  anchor: int
+  steps: int  # c_steps
+  tokens: int  # c_tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AnswerHeader:
+  """What one learner offers for one round; written after its parts."""
+
+  run_id: str
+  round: int
+  learner: int
+  incarnation: int
+  attempt: int
+  contributions: tuple[Contribution, ...]
+  layout: str
+  codec: str
+  parts: tuple[PartRef, ...]
+  step_ns: int
+  fetch_ns: int
+  life_steps: int
+  life_tokens: int
+  vector_clock: tuple[tuple[str, int], ...]
+  metrics: tuple[tuple[str, float], ...]
+  mac: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counted:
+  """An answer that was merged; its weight is c_tokens^2 / c_steps."""
+
+  learner: int
+  incarnation: int
+  attempt: int
+  contributions: tuple[Contribution, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+  """An answer that was left out, and why."""
+
+  learner: int
+  incarnation: int
+  attempt: int
+  reason: Refusal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FragmentState:
+  """Where a fragment's newest version is stored, and its digests."""
+
+  version: int
+  epoch: int
+  params_bytes: int
+  params_sha256: str
+  outer_bytes: int
+  outer_sha256: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progress:
+  """What the syncer knows of a learner's processed work."""
+
+  learner: int
+  incarnation: int
+  steps: int  # of this life
+  tokens: int  # of this life
+  earlier_tokens: int  # of the lives before it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Genesis:
+  """What commit 0 adds: everything a run is."""
+
+  config: str  # canonical JSON
+  config_sha256: str
+  layout: str  # canonical JSON
+  code_version: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Commit:
+  """Round t is closed: the only thing that changes global state."""
+
+  run_id: str
+  round: int
+  epoch: int
+  previous: str  # SHA-256 of the commit before
+  counted: tuple[Counted, ...]
+  refused: tuple[Refused, ...]
+  fragments: tuple[FragmentState, ...]  # all P, this round's ones new
+  tokens: int  # processed by the run so far, as far as answers told
+  progress: tuple[Progress, ...]
+  vector_clock: tuple[tuple[str, int], ...]
+  genesis: Genesis | None
+
+  def counted_attempt(self, learner: int, incarnation: int) -> int:
+    """The attempt of that life's counted answer; 0 if none was."""
+    for item in self.counted:
+      if (item.learner, item.incarnation) == (learner, incarnation):
+        return item.attempt
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+  """One life of a learner; `beat` grows with every rewrite."""
+
+  run_id: str
+  learner: int
+  incarnation: int
+  nonce: str
+  host: str
+  pid: int
+  beat: int
+  seen: int
+  steps: int
+  tokens: int
+  next_sample: int
+  left: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lease:
+  """Who merges: saves work, decides nothing (safety is the commit's)."""
+
+  epoch: int
+  nonce: str
+  host: str
+  pid: int
+  beat: int
+
+
+_Record = TypeVar("_Record")
+
+_KINDS = {
+  AnswerHeader: "answer",
+  Commit: "commit",
+  Member: "member",
+  Lease: "lease",
+}
+
+
+def encode(record: AnswerHeader | Commit | Member | Lease) -> bytes:
+  """The bytes of a record."""
+  return wire.frame(_KINDS[type(record)], wire.to_plain(record))
+
+
+def decode(cls: type[_Record], data: bytes) -> _Record:
+  """A record from bytes; `WireError` says what is wrong with them."""
+  return wire.from_plain(cls, wire.unframe(_KINDS[cls], data))

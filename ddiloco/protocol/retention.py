@@ -1,0 +1,31 @@
+"""What the exchange keeps, and what a commit makes deletable.
+
+Kept: each fragment's newest state, the answers of uncommitted rounds, the
+commits of the last 2 H global steps and commit 0. With F bytes of f32
+parameters, S bytes of outer-optimizer state, A encoded bytes of one answer
+for every fragment, M learners and C bytes a commit, the exchange without its
+tapes stays below
+
+  F + S + (largest fragment and its outer state) * max(tau, 1)
+  + M * A * attempts + 2 H C.
+
+A reader that finds an object gone takes the one of the newest commit.
+"""
+
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.syncer_types import Sweep
+
+
+def sweep(t: int, schedule: Schedule) -> Sweep:
+  """What goes once round t is committed."""
+  states = tuple(
+    (schedule.version_before(p, t), p) for p in schedule.fragments(t)
+  )
+  old = schedule.previous_round(t - 2 * schedule.interval + 1)
+  # Answers that came after their round's own sweep go one interval later.
+  late = schedule.previous_round(t - schedule.interval + 1)
+  return Sweep(
+    commits=(old,) if old else (),
+    states=states,
+    answers=tuple(u for u in (late, t) if u),
+  )

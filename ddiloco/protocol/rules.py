@@ -1,0 +1,78 @@
+"""What both machines are told about the run, all in integers."""
+
+import dataclasses
+
+from ddiloco.config import Config, seconds_to_ns
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.types import Anchor, Apply, Wait
+
+PERMILLE = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+  """The configuration of the machines; times in ns, factors in 1/1000."""
+
+  run_id: str
+  layout: str
+  codec: str
+  answer_bytes: tuple[int, ...]  # encoded size of each fragment
+  schedule: Schedule
+  quorum_min: int
+  grace: bool
+  grace_margin_permille: int
+  wait: Wait
+  anchor: Anchor
+  apply: Apply
+  outlier_permille: int
+  dead_after_ns: int
+  stop_rounds: int
+  stop_tokens: int
+  checkpoint_every_steps: int
+
+  @property
+  def writes_max(self) -> int:
+    """Answers a learner may have on their way to the store at once."""
+    return max(self.schedule.overlap, 1) + 1
+
+  def ended(self, t: int, tokens: int) -> bool:
+    """Whether the run ends with the commit of round t."""
+    return (0 < self.stop_rounds <= t) or (0 < self.stop_tokens <= tokens)
+
+
+def make_rules(
+  config: Config,
+  *,
+  run_id: str,
+  layout: str,
+  answer_bytes: tuple[int, ...],
+) -> Rules:
+  """The machines' rules for a validated config."""
+  sync = config.sync
+  return Rules(
+    run_id=run_id,
+    layout=layout,
+    codec=codec_name(config),
+    answer_bytes=answer_bytes,
+    schedule=Schedule(
+      sync.num_fragments, sync.interval_steps, sync.overlap_steps
+    ),
+    quorum_min=sync.quorum_min,
+    grace=sync.grace,
+    grace_margin_permille=round(sync.grace_margin * PERMILLE),
+    wait=sync.wait,
+    anchor=sync.anchor,
+    apply=sync.apply,
+    outlier_permille=round(sync.outlier_factor * PERMILLE),
+    dead_after_ns=seconds_to_ns(config.live.dead_after_s),
+    stop_rounds=config.stop.rounds,
+    stop_tokens=config.stop.tokens,
+    checkpoint_every_steps=config.live.checkpoint_every_steps,
+  )
+
+
+def codec_name(config: Config) -> str:
+  """What answers state as their codec; differing ones cannot be mixed."""
+  codec = config.codec
+  block = f"/{codec.block_size}" if codec.up.startswith("int") else ""
+  return codec.up + block
