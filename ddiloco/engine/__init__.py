@@ -1,0 +1,1 @@
+"""Performs the machines' commands against the ports."""

@@ -1,0 +1,114 @@
+"""What the engine needs from the outside world: an exchange and a program.
+
+A *job* is a generator that yields requests (`Call`, `Ready`) and returns one
+machine event. Whoever drives the engine decides when each request happens:
+threads in a live run, a virtual clock in a simulation. Jobs never touch a
+clock, a thread or a store themselves.
+"""
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, Protocol
+
+State = Any  # The program's whole training state, a pytree of device arrays.
+Params = Any  # A pytree of f32 device arrays.
+Batch = Any
+
+
+class ExchangeError(Exception):
+  """The store could not be reached, or refused, until the deadline."""
+
+
+class Item(NamedTuple):
+  """A stored object. `generation` changes with every write of the key."""
+
+  value: bytes
+  generation: bytes
+
+
+class Exchange(Protocol):
+  """A key-value store shared by all actors of a run. Thread-safe.
+
+  Every method returns or raises `ExchangeError` before its deadline.
+  """
+
+  def put(self, key: str, value: bytes, *, durable: bool = False) -> None:
+    """Writes an object; `durable` survives a crash of the machine."""
+
+  def put_if_absent(
+    self, key: str, value: bytes, *, durable: bool = False
+  ) -> bool:
+    """Creates an object. True if the stored object is the caller's."""
+
+  def compare_and_swap(
+    self, key: str, value: bytes, generation: bytes | None
+  ) -> bytes | None:
+    """Replaces an object of that generation (None: absent).
+
+    Returns the new generation, or None if somebody else was faster.
+    """
+
+  def get(self, key: str) -> Item | None:
+    """Reads an object; None if there is none."""
+
+  def list(self, prefix: str) -> list[str]:
+    """The keys that start with `prefix`, sorted."""
+
+  def delete(self, key: str) -> None:
+    """Deletes an object; an absent one is no error."""
+
+  def delete_prefix(self, prefix: str) -> None:
+    """Deletes every object whose key starts with `prefix`."""
+
+
+class Call(NamedTuple):
+  """A request of a job: one operation of the exchange.
+
+  The driver sends back the method's result, or throws `ExchangeError`.
+  """
+
+  method: str
+  args: tuple[Any, ...]
+  durable: bool = False
+
+  def on(self, exchange: Exchange) -> Any:
+    """Performs the operation."""
+    options = {"durable": True} if self.durable else {}
+    return getattr(exchange, self.method)(*self.args, **options)
+
+
+class Ready(NamedTuple):
+  """A request of a job: wait until these device arrays are computed."""
+
+  arrays: Any
+
+
+Job = Generator[Call | Ready, Any, Any]
+
+
+class Program(Protocol):
+  """What a user brings: a model that trains on its own data.
+
+  All array work is dispatched asynchronously; `step` may donate `state`.
+  """
+
+  samples_per_step: int
+
+  def init(self) -> State:
+    """The initial state; the same bits for the same config."""
+
+  def params(self, state: State) -> Params:
+    """The exchanged parameters: a pytree of f32 arrays."""
+
+  def with_params(self, state: State, params: Params) -> State:
+    """The state with these parameters and everything else unchanged."""
+
+  def batch(self, first_sample: int, count: int) -> Batch:
+    """A pure function of (seed, data shard, first sample index, count)."""
+
+  def tokens(self, batch: Batch) -> int:
+    """How many tokens of the batch are trained on."""
+
+  def step(
+    self, state: State, batch: Batch, clock: int
+  ) -> tuple[State, dict[str, Any]]:
+    """One inner step; `clock` is what the schedule reads (see config)."""

@@ -1,0 +1,172 @@
+"""How actors enter a run: find its newest commit, claim a life."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ddiloco import config as config_lib
+from ddiloco.algo.fragments import Layout
+from ddiloco.engine.ports import Call, Job
+from ddiloco.engine.records import DamagedRun, read_commit
+from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol.messages import Commit, Genesis, Lease, Member
+from ddiloco.protocol.schedule import Schedule
+
+
+class Newest(NamedTuple):
+  """A run's newest commit, with its digest, and commit 0's genesis."""
+
+  commit: Commit
+  digest: str
+  genesis: Genesis
+
+
+def find_newest(schedule: Schedule) -> Job:
+  """The newest commit, or None if the exchange holds no run yet."""
+  first = yield Call("get", (keys.commit(0),))
+  if first is None:
+    return None
+  commit = read_commit(first.value, 0, None)
+  if commit.genesis is None:
+    raise DamagedRun("commit 0 says nothing about its run: not a ddiloco run")
+  genesis, data = commit.genesis, first.value
+  listed = yield Call("list", (keys.COMMITS,))
+  rounds = [t for name in listed if (t := keys.commit_round(name))]
+  t = max(rounds, default=0)
+  if t:
+    item = yield Call("get", (keys.commit(t),))
+    if item is not None:  # else a stale listing; the walk finds the rest
+      commit, data = read_commit(item.value, t, commit.run_id), item.value
+  while True:  # listings may lag behind
+    t = schedule.next_round(commit.round)
+    item = yield Call("get", (keys.commit(t),))
+    if item is None:
+      return Newest(commit, wire.sha256(data), genesis)
+    commit, data = read_commit(item.value, t, commit.run_id), item.value
+
+
+def create_run(
+  run_id: str, genesis: Genesis, epoch: int, fragments: tuple
+) -> Job:
+  """Creates commit 0; the fragments must be stored already."""
+  commit = Commit(
+    run_id=run_id,
+    round=0,
+    epoch=epoch,
+    previous="",
+    counted=(),
+    refused=(),
+    fragments=fragments,
+    tokens=0,
+    progress=(),
+    vector_clock=(("syncer", 0),),
+    genesis=genesis,
+  )
+  data = messages.encode(commit)
+  if not (yield Call("put_if_absent", (keys.commit(0), data), durable=True)):
+    raise DamagedRun(
+      "another syncer has started a run in this exchange at the same time; "
+      "this one stops"
+    )
+  return Newest(commit, wire.sha256(data), genesis)
+
+
+def make_genesis(
+  config: config_lib.Config, layout: Layout, code_version: str
+) -> Genesis:
+  """What commit 0 says about a run."""
+  return Genesis(
+    config=wire.canonical_json(config.to_dict()).decode(),
+    config_sha256=config.digest,
+    layout=wire.canonical_json(layout.to_json()).decode(),
+    code_version=code_version,
+  )
+
+
+def check_genesis(
+  genesis: Genesis, config: config_lib.Config, layout: Layout
+) -> Mapping[str, tuple[Any, Any]]:
+  """The changes since the run's start; `ConfigError` if one is not allowed.
+
+  A layout that differs although the configs agree means that the program
+  itself has changed.
+  """
+  old = config_lib.from_dict(json.loads(genesis.config))
+  changes = config_lib.check_resumable(old, config)
+  stored = Layout.from_json(json.loads(genesis.layout))
+  if stored.digest != layout.digest:
+    theirs = {spec.path: spec for spec in stored.tensors}
+    ours = {spec.path: spec for spec in layout.tensors}
+    names = sorted(theirs.keys() | ours.keys())
+    odd = [n for n in names if theirs.get(n) != ours.get(n)]
+    raise config_lib.ConfigError(
+      "the program's parameters are not those this run started with: "
+      + (
+        f"{odd[0]} is {ours.get(odd[0], 'absent')}, was "
+        f"{theirs.get(odd[0], 'absent')}"
+        if odd
+        else "the same tensors are assigned to other fragments"
+      )
+      + ". Use the program the run was started with, or a new workdir."
+    )
+  return changes
+
+
+def claim_member(
+  run_id: str, learner: int, nonce: str, host: str, pid: int
+) -> Job:
+  """Claims the next life of a learner: (its record, the one before)."""
+  listed = yield Call("list", (keys.MEMBERS,))
+  lives = [life for name in listed if (life := keys.member_life(name))]
+  n = max((n for m, n in lives if m == learner), default=0)
+  before = None
+  if n:
+    before = yield Call("get", (keys.member(learner, n),))
+  while True:
+    n += 1
+    last = _last_words(before)
+    member = Member(
+      run_id=run_id,
+      learner=learner,
+      incarnation=n,
+      nonce=nonce,
+      host=host,
+      pid=pid,
+      beat=0,
+      seen=0,
+      steps=0,
+      tokens=0,
+      next_sample=last.next_sample if last else 0,
+      left=False,
+    )
+    key, data = keys.member(learner, n), messages.encode(member)
+    if (yield Call("put_if_absent", (key, data))):
+      return member, last
+    before = yield Call("get", (key,))
+
+
+def _last_words(item: Any) -> Member | None:
+  try:
+    return messages.decode(Member, item.value) if item else None
+  except wire.WireError:
+    return None  # the life before it left garbage: nothing to go on from
+
+
+def claim_lease(nonce: str, host: str, pid: int, expected: Any) -> Job:
+  """Takes the lease over from `expected` (an Item or None).
+
+  Returns (the new lease, its generation), or None if somebody was faster.
+  """
+  epoch = 1
+  if expected is not None:
+    epoch = messages.decode(Lease, expected.value).epoch + 1
+  lease = Lease(epoch, nonce, host, pid, 0)
+  generation = yield Call(
+    "compare_and_swap",
+    (
+      keys.LEASE,
+      messages.encode(lease),
+      None if expected is None else expected.generation,
+    ),
+  )
+  return None if generation is None else (lease, generation)
