@@ -1,0 +1,1 @@
+"""The language model that the project's own runs train."""

@@ -1,0 +1,51 @@
+"""Held-out loss per byte, comparable between tokenizers."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from ddiloco.config import ConfigError, EvalConfig
+from ddiloco.lm.data import gather, num_windows
+from ddiloco.lm.train_step import Trainer
+
+
+def spread(available: int, wanted: int) -> list[int]:
+  """`wanted` of `available` windows, evenly spread; all, if there are fewer."""
+  count = min(available, wanted)
+  return [i * available // count for i in range(count)]
+
+
+def evaluate(
+  trainer: Trainer,
+  params: Any,
+  stream: np.ndarray,
+  token_bytes: np.ndarray,
+  sequence_length: int,
+  config: EvalConfig,
+) -> dict[str, float]:
+  """Nats per byte ("loss") and "bits_per_byte" on the held-out stream.
+
+  Separators are predicted too and count no bytes: `loss` is what it takes to
+  encode the text and its ends. `token_bytes` gives the bytes of each token id.
+  """
+  available = num_windows(stream, sequence_length)
+  if not available:
+    raise ConfigError(
+      f"the held-out text has {len(stream)} tokens, fewer than the "
+      f"{sequence_length + 1} of one window. Raise data.heldout_documents, or "
+      "lower data.sequence_length."
+    )
+  windows = spread(available, config.sequences)
+  params = jax.device_put(params, trainer.params_sharding)
+  sums, num_bytes = [], 0
+  for first in range(0, len(windows), config.batch_size):
+    some = windows[first : first + config.batch_size]
+    batch = gather(stream, some, sequence_length, config.batch_size)
+    num_bytes += int(token_bytes[batch.tokens[: len(some), 1:]].sum())
+    placed = jax.device_put(batch, trainer.batch_sharding)
+    sums.append(trainer.nats(params, placed))
+  nats = math.fsum(float(x) for x in jax.device_get(sums))
+  loss = nats / max(num_bytes, 1)
+  return {"loss": loss, "bits_per_byte": loss / math.log(2.0)}
