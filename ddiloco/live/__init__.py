@@ -1,0 +1,1 @@
+"""A live run: wall clock, TensorStore exchange, processes and signals."""

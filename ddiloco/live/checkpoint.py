@@ -1,0 +1,76 @@
+"""A learner's own checkpoints: its program's state and data position."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from ddiloco.live.log import logger
+
+_KEEP = 2
+
+
+class Restored(NamedTuple):
+  """A checkpoint read back. `position` as it was given to `save`."""
+
+  state: Any
+  position: dict[str, int]
+
+
+class Checkpoints:
+  """Orbax checkpoints of one learner, numbered by their data position.
+
+  The position never shrinks over a learner's lives, so the newest complete
+  checkpoint is the one with the highest number; one that a kill cut short is
+  never listed.
+  """
+
+  def __init__(self, directory: pathlib.Path):
+    self._manager = ocp.CheckpointManager(
+      directory.absolute(),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=_KEEP, enable_async_checkpointing=False
+      ),
+    )
+
+  def save(self, state: Any, position: dict[str, int]) -> None:
+    """Writes a checkpoint; returns once it is complete."""
+    self._manager.save(
+      position["next_sample"],
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(state),
+        position=ocp.args.JsonSave(position),
+      ),
+    )
+
+  def restore(self, like: Any) -> Restored | None:
+    """The newest complete checkpoint, sharded as `like`; None if none fits.
+
+    One whose shapes differ was written by another program: it is left alone,
+    and the learner starts with a fresh optimizer.
+    """
+    number = self._manager.latest_step()
+    if number is None:
+      return None
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    try:
+      restored = self._manager.restore(
+        number,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardRestore(abstract),
+          position=ocp.args.JsonRestore(),
+        ),
+      )
+    except (ValueError, KeyError, OSError) as error:
+      logger.warning(
+        "checkpoint %d is not used, the inner optimizer starts fresh: %s",
+        number,
+        str(error).partition("\n")[0],
+      )
+      return None
+    return Restored(restored["state"], dict(restored["position"]))
+
+  def close(self) -> None:
+    """Releases Orbax's threads."""
+    self._manager.close()

@@ -1,0 +1,97 @@
+"""What `launch.local` shows while a run goes on."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ddiloco.config import Config
+from ddiloco.live.children import Child
+from ddiloco.live.monitor import View
+
+_PLAIN_EVERY_S = 5.0
+_QUIET_S = 10.0  # without a commit before somebody is named
+
+
+class Progress:
+  """A table on a terminal, plain lines elsewhere."""
+
+  def __init__(self, config: Config, children: dict[str, Child]):
+    self._config, self._children = config, children
+    self._console = Console(stderr=True)
+    self._begun_s = self._line_s = time.monotonic()
+    self._live: Live | None = None
+    if self._console.is_terminal:
+      self._live = Live(console=self._console, refresh_per_second=4)
+
+  def __enter__(self) -> "Progress":
+    if self._live is not None:
+      self._live.start()
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    if self._live is not None:
+      self._live.stop()
+
+  def say(self, text: str) -> None:
+    """A line that stays."""
+    if self._live is not None:
+      self._console.print(text, markup=False, highlight=False)
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+  def update(self, view: View) -> None:
+    """Shows how far the run is."""
+    now_s = time.monotonic()
+    if self._live is not None:
+      self._live.update(self._table(view))
+    elif now_s - self._line_s >= _PLAIN_EVERY_S:
+      self._line_s = now_s
+      self.say(self._line(view))
+
+  def _line(self, view: View) -> str:
+    elapsed_s = time.monotonic() - self._begun_s
+    return f"[{elapsed_s:5.0f} s] {self._goal(view)}{self._missing(view)}"
+
+  def _goal(self, view: View) -> str:
+    stop = self._config.stop
+    rounds = f"round {view.round}" + (f"/{stop.rounds}" if stop.rounds else "")
+    tokens = 0 if view.commit is None else view.commit.tokens
+    share = f" of {stop.tokens:,}" if stop.tokens else ""
+    counted = len(view.commit.counted) if view.commit else 0
+    return f"{rounds}, {tokens:,}{share} tokens, {counted} learners merged"
+
+  def _missing(self, view: View) -> str:
+    """Names who is not there when rounds stop closing."""
+    quiet_s = time.monotonic() - max(view.commit_s, self._begun_s)
+    if quiet_s < _QUIET_S or view.commit is None:
+      starting = [c.name for c in self._children.values() if not c.ready]
+      return f"; starting: {', '.join(starting)}" if starting else ""
+    alive = [c.name for c in self._children.values() if c.running and c.ready]
+    return (
+      f"; no commit for {quiet_s:.0f} s: quorum is "
+      f"{self._config.sync.quorum_min}, alive are {', '.join(alive) or 'none'}"
+    )
+
+  def _table(self, view: View) -> Table:
+    table = Table(title=self._goal(view) + self._missing(view))
+    for column in ("", "state", "life", "steps", "tokens", "restarts"):
+      table.add_column(column, justify="left" if not column else "right")
+    for child in self._children.values():
+      member = (
+        view.members.get(child.learner) if child.learner is not None else None
+      )
+      state = "over" if child.over else "down"
+      if child.running:
+        state = "running" if child.ready else "starting"
+      table.add_row(
+        child.name,
+        state,
+        str(member.incarnation) if member else "",
+        f"{member.steps:,}" if member else "",
+        f"{member.tokens:,}" if member else "",
+        str(child.restarts),
+      )
+    return table

@@ -1,0 +1,267 @@
+"""The learner's process: joins a run, trains and answers until it ends."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import threading
+import time
+import uuid
+from typing import Any
+
+from ddiloco.config import Config, learner_value
+from ddiloco.engine import startup
+from ddiloco.engine.actor import Actor
+from ddiloco.engine.learner_plane import LearnerPlane
+from ddiloco.engine.ports import ExchangeError
+from ddiloco.engine.tape_writer import TapeWriter
+from ddiloco.live import setup as setup_lib
+from ddiloco.live import workplace
+from ddiloco.live.checkpoint import Checkpoints
+from ddiloco.live.driver import Driver, Pace, run_job
+from ddiloco.live.log import logger
+from ddiloco.live.telemetry import LearnerTelemetry
+from ddiloco.protocol import invariants, keys, messages, tape
+from ddiloco.protocol import learner as machine
+from ddiloco.protocol.learner_types import Joined, StopRequested, Tick
+from ddiloco.protocol.rules import Rules
+from ddiloco.types import Exit
+
+SUPERSEDED = "superseded"
+_CATCH_UP_AFTER_S = 1.0  # without the next commit; then look past it
+
+
+def run_learner(
+  config: Config, learner: int, *, workdir: pathlib.Path, exchange: str
+) -> Exit:
+  """Runs one life of a learner to its end."""
+  interrupt = threading.Event()
+  signals: list[int] = []
+
+  def remember(number, frame):
+    signals.append(number)
+    interrupt.set()
+
+  signal.signal(signal.SIGTERM, remember)
+  signal.signal(signal.SIGINT, remember)
+  setup = setup_lib.open_setup(
+    config, learner, workdir=workdir, exchange=exchange, interrupt=interrupt
+  )
+  newest = setup_lib.wait_for_run(setup)
+  startup.check_genesis(newest.genesis, config, setup.layout)
+  checkpoints = Checkpoints(workdir / "checkpoints" / f"learner-{learner}")
+  life = _Life(setup, learner, checkpoints)
+  driver = life.join()
+
+  def stop(number, frame):
+    interrupt.set()
+    driver.request_stop(signal.Signals(number).name)
+
+  signal.signal(signal.SIGTERM, stop)
+  signal.signal(signal.SIGINT, stop)
+  if signals:
+    stop(signals[0], None)
+  state = driver.run(life.joined)
+  life.leave(state)
+  return _exit_code(state.stopping, learner)
+
+
+def _exit_code(reason: str, learner: int) -> Exit:
+  if reason == machine.COMPLETED:
+    return Exit.OK
+  if reason.startswith(SUPERSEDED):
+    logger.error("learner %d stops: %s", learner, reason)
+    return Exit.SUPERSEDED
+  logger.info("learner %d stops: %s", learner, reason)
+  return Exit.STOPPED
+
+
+class _Life:
+  """One incarnation of a learner and the threads it needs."""
+
+  def __init__(
+    self, setup: setup_lib.Setup, learner: int, checkpoints: Checkpoints
+  ):
+    self._setup, self._learner = setup, learner
+    self._checkpoints = checkpoints
+    self._live = setup.config.live
+    self._driver: Driver | None = None
+    self._plane: LearnerPlane | None = None
+    self._member: messages.Member | None = None
+    self.joined: Joined | None = None
+
+  def join(self) -> Driver:
+    """Takes the newest parameters and claims the next incarnation."""
+    setup = self._setup
+    state, position = self._restored_state()
+    newest, params = self._newest_params()
+    state = setup.program.with_params(state, params)
+    self._member, last = setup.run(
+      startup.claim_member(
+        newest.commit.run_id,
+        self._learner,
+        uuid.uuid4().hex,
+        workplace.host(),
+        os.getpid(),
+      )
+    )
+    next_sample = max(
+      position.get("next_sample", 0), last.next_sample if last else 0
+    )
+    commit = newest.commit
+    rules = setup.rules(commit.run_id)
+    name, life = tape.learner_actor(self._learner), self._member.incarnation
+    writer = TapeWriter(
+      workplace.tape_header(setup.config, commit.run_id, name, life)
+    )
+    self._plane = self._make_plane(state, newest, rules, writer)
+    self._plane.warm_up(next_sample)
+    self.joined = Joined(
+      now_ns=0,
+      learner=self._learner,
+      incarnation=life,
+      seen=commit.round,
+      run_tokens=commit.tokens,
+      versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
+      next_sample=next_sample,
+    )
+    logger.info(
+      "learner %d, life %d, joins after round %d at sample %d",
+      self._learner,
+      life,
+      commit.round,
+      next_sample,
+    )
+    return self._make_driver(rules, writer)
+
+  def _make_plane(
+    self, state: Any, newest: startup.Newest, rules: Rules, writer: TapeWriter
+  ) -> LearnerPlane:
+    setup = self._setup
+    return LearnerPlane(
+      program=setup.program,
+      state=state,
+      layout=setup.layout,
+      codec=setup.codec,
+      rules=rules,
+      learner=self._learner,
+      incarnation=self._member.incarnation,
+      newest=(newest.digest, newest.commit),
+      tape=writer,
+      schedule_clock=setup.config.inner.clock,
+      now_ns=time.monotonic_ns,
+      save_checkpoint=self._checkpoints.save,
+    )
+
+  def _make_driver(self, rules: Rules, writer: TapeWriter) -> Driver:
+    config, plane = self._setup.config, self._plane
+    telemetry = LearnerTelemetry(self._setup.workdir, self._learner, plane)
+    self._driver = Driver(
+      Actor(
+        start=machine.start,
+        step=machine.step,
+        check=invariants.check_learner,
+        rules=rules,
+        plane=plane,
+        tape=writer,
+      ),
+      self._setup.exchange,
+      wake_ns=machine.wake_ns,
+      tick=Tick,
+      stop=StopRequested,
+      flush_every_s=self._live.tape_flush_s,
+      slowdown=learner_value(config.learners.slowdown, self._learner),
+      observe=telemetry.observe,
+    )
+    self._driver.background("commits", self._poll_commits)
+    self._driver.background("heartbeat", self._heartbeat)
+    return self._driver
+
+  def leave(self, state: Any) -> None:
+    """Says good-bye, so that nobody waits for this learner."""
+    try:
+      if not state.stopping.startswith(SUPERSEDED):
+        self._write_member(left=True)
+    except ExchangeError as error:
+      logger.warning("could not say good-bye: %s", error)
+    self._checkpoints.close()
+    self._setup.exchange.close()
+
+  def _restored_state(self) -> tuple[Any, dict[str, int]]:
+    """The program's state from the own checkpoint, else a fresh one."""
+    restored = self._checkpoints.restore(self._setup.state)
+    if restored is None:
+      return self._setup.state, {}
+    return restored.state, restored.position
+
+  def _newest_params(self) -> tuple[startup.Newest, Any]:
+    """The newest commit and its parameters; retention may be faster once."""
+    setup = self._setup
+    deadline_s = time.monotonic() + self._live.start_deadline_s
+    while True:
+      newest = setup_lib.wait_for_run(setup)
+      try:
+        return newest, setup_lib.load_params(setup, newest.commit)
+      except ValueError as error:
+        if setup.interrupt.is_set() or time.monotonic() > deadline_s:
+          raise
+        logger.info("reading the newest commit again: %s", error)
+
+  def _poll_commits(self) -> None:
+    pace = Pace(self._live.poll_min_s, self._live.poll_max_s)
+    driver, plane, found = self._driver, self._plane, None
+    missing_since_s = time.monotonic()
+    while not driver.stopped.is_set():
+      state = driver.actor.state
+      t = None if state is None else machine.watched(state, driver.actor.rules)
+      if t is None or t == found:  # the machine has yet to see the last one
+        driver.changed.wait(0.1)
+        driver.changed.clear()
+        continue
+      try:
+        event = run_job(plane.poll(t), driver.exchange)
+        if event is None:
+          waited_s = time.monotonic() - missing_since_s
+          if waited_s > _CATCH_UP_AFTER_S:
+            missing_since_s = time.monotonic()
+            event = run_job(plane.catch_up(t), driver.exchange)
+      except ExchangeError as error:
+        logger.warning("learner %d trains on: %s", self._learner, error)
+        event = None
+      if event is not None:
+        found, missing_since_s = t, time.monotonic()
+        pace.found()
+        driver.post(event)
+      else:
+        driver.stopped.wait(pace.sleep_s())
+
+  def _heartbeat(self) -> None:
+    member = self._member
+    next_life = keys.member(self._learner, member.incarnation + 1)
+    while not self._driver.stopped.wait(self._live.heartbeat_s):
+      try:
+        newer = self._driver.exchange.get(next_life)
+        if newer is not None:
+          other = messages.decode(messages.Member, newer.value)
+          self._driver.request_stop(
+            f"{SUPERSEDED} by life {other.incarnation} of learner "
+            f"{self._learner} on {other.host}, process {other.pid}"
+          )
+          return
+        self._write_member(left=False)
+      except ExchangeError as error:
+        logger.warning("no heartbeat for now: %s", error)
+
+  def _write_member(self, *, left: bool) -> None:
+    state = self._driver.actor.state
+    self._member = dataclasses.replace(
+      self._member,
+      beat=self._member.beat + 1,
+      seen=state.seen,
+      steps=state.step,
+      tokens=state.tokens,
+      next_sample=state.next_sample,
+      left=left,
+    )
+    key = keys.member(self._learner, self._member.incarnation)
+    self._driver.exchange.put(key, messages.encode(self._member))

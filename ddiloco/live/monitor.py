@@ -1,0 +1,88 @@
+"""Follows a run from outside: reads its commits and members, nothing else."""
+
+import dataclasses
+import time
+
+from ddiloco.engine.ports import Exchange, ExchangeError
+from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol.messages import Commit, Member
+from ddiloco.protocol.schedule import Schedule
+
+_MEMBERS_EVERY_S = 0.5
+_LIST_AFTER_S = 2.0
+
+
+@dataclasses.dataclass
+class View:
+  """What an onlooker knows."""
+
+  commit: Commit | None = None
+  commit_s: float = 0.0  # when it was seen, on the onlooker's clock
+  members: dict[int | None, Member] = dataclasses.field(default_factory=dict)
+  beat_s: dict[int, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def round(self) -> int:
+    """The newest commit seen."""
+    return 0 if self.commit is None else self.commit.round
+
+
+class Monitor:
+  """Keeps a `View` fresh; never raises for a store that is away."""
+
+  def __init__(self, exchange: Exchange, schedule: Schedule):
+    self._exchange, self._schedule = exchange, schedule
+    self._members_s = 0.0
+    self.view = View()
+
+  def poll(self) -> bool:
+    """Looks once; True if a new commit was there."""
+    try:
+      moved = self._poll_commits()
+      if time.monotonic() - self._members_s > _MEMBERS_EVERY_S:
+        self._members_s = time.monotonic()
+        self._poll_members()
+      return moved
+    except (ExchangeError, wire.WireError):
+      return False
+
+  def _poll_commits(self) -> bool:
+    view, moved = self.view, False
+    if view.commit is None:
+      self._see(keys.commit(0))
+    while view.commit is not None:
+      if not self._see(keys.commit(self._schedule.next_round(view.round))):
+        break
+      moved = True
+    if not moved and time.monotonic() - view.commit_s > _LIST_AFTER_S:
+      rounds = [
+        keys.commit_round(name) or 0
+        for name in self._exchange.list(keys.COMMITS)
+      ]
+      view.commit_s = time.monotonic()
+      if max(rounds, default=0) > view.round:
+        moved = self._see(keys.commit(max(rounds)))
+    return moved
+
+  def _see(self, key: str) -> bool:
+    item = self._exchange.get(key)
+    if item is None:
+      return False
+    self.view.commit = messages.decode(Commit, item.value)
+    self.view.commit_s = time.monotonic()
+    return True
+
+  def _poll_members(self) -> None:
+    newest: dict[int, int] = {}
+    for name in self._exchange.list(keys.MEMBERS):
+      life = keys.member_life(name)
+      if life is not None:
+        newest[life[0]] = max(life[1], newest.get(life[0], 0))
+    for learner, incarnation in newest.items():
+      item = self._exchange.get(keys.member(learner, incarnation))
+      if item is None:
+        continue
+      member = messages.decode(Member, item.value)
+      if member != self.view.members.get(learner):
+        self.view.members[learner] = member
+        self.view.beat_s[learner] = time.monotonic()

@@ -1,0 +1,136 @@
+"""What every role does first: open the exchange, lay out the model."""
+
+import dataclasses
+import json
+import pathlib
+import threading
+import time
+from typing import Any
+
+import jax
+
+from ddiloco.algo import codecs
+from ddiloco.algo.fragments import Layout, make_layout
+from ddiloco.config import Config, ConfigError
+from ddiloco.engine import startup
+from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.live.driver import run_job
+from ddiloco.live.exchange import TensorStoreExchange
+from ddiloco.live.log import logger
+from ddiloco.live.workdir import exchange_url, open_exchange
+from ddiloco.live.workplace import load_program
+from ddiloco.protocol import keys
+from ddiloco.protocol.messages import Commit
+from ddiloco.protocol.rules import Rules, make_rules
+from ddiloco.protocol.schedule import Schedule
+
+
+@dataclasses.dataclass
+class Setup:
+  """A role's view of the run before it takes part."""
+
+  config: Config
+  workdir: pathlib.Path
+  exchange: TensorStoreExchange
+  interrupt: threading.Event
+  program: Any
+  state: Any  # the program's initial state
+  layout: Layout
+  codec: codecs.Codec
+
+  def run(self, job: Any) -> Any:
+    """Runs a start-up job to its end."""
+    return run_job(job, self.exchange)
+
+  def schedule(self) -> Schedule:
+    """The schedule of rounds."""
+    sync = self.config.sync
+    return Schedule(sync.num_fragments, sync.interval_steps, sync.overlap_steps)
+
+  def rules(self, run_id: str) -> Rules:
+    """The machines' rules."""
+    sizes = tuple(
+      codecs.payload_bytes(self.codec, fragment_shapes(self.layout, p))
+      for p in range(self.layout.num_fragments)
+    )
+    return make_rules(
+      self.config,
+      run_id=run_id,
+      layout=self.layout.digest,
+      answer_bytes=sizes,
+    )
+
+
+def open_setup(
+  config: Config,
+  learner: int | None,
+  *,
+  workdir: pathlib.Path,
+  exchange: str,
+  interrupt: threading.Event,
+) -> Setup:
+  """Builds the program and opens the exchange; raises `ConfigError`."""
+  store = open_exchange(
+    exchange_url(workdir, exchange),
+    deadline_s=config.live.store_deadline_s,
+    interrupt=interrupt,
+  )
+  program = load_program(config, learner, str(workdir / "cache"))
+  state = program.init()
+  try:
+    layout = make_layout(
+      program.params(state),
+      config.sync.num_fragments,
+      config.sync.fragmentation,
+    )
+  except ValueError as error:
+    raise ConfigError(f"sync.num_fragments: {error}") from error
+  codec = codecs.make_codec(
+    config.codec.up,
+    block_size=config.codec.block_size,
+    error_feedback=config.codec.error_feedback and config.codec.up != "f32",
+  )
+  return Setup(config, workdir, store, interrupt, program, state, layout, codec)
+
+
+def wait_for_run(setup: Setup) -> startup.Newest:
+  """The run's newest commit, once there is one; `ConfigError` if never."""
+  deadline_s = time.monotonic() + setup.config.live.start_deadline_s
+  while True:
+    newest = setup.run(startup.find_newest(setup.schedule()))
+    if newest is not None:
+      return newest
+    if setup.interrupt.is_set() or time.monotonic() > deadline_s:
+      raise ConfigError(
+        f"no run was started in {setup.exchange.url} within "
+        f"live.start_deadline_s = {setup.config.live.start_deadline_s} s. "
+        "Start its syncer (python -m launch.syncer), or check --exchange."
+      )
+    setup.interrupt.wait(0.1)
+
+
+def log_changes(changes: dict[str, Any], workdir: pathlib.Path) -> None:
+  """Records what a resumed run changed."""
+  if not changes:
+    return
+  for key, (old, new) in changes.items():
+    logger.info("resumed with %s = %r (was %r)", key, new, old)
+  with open(workdir / "config_changes.jsonl", "a") as file:
+    file.write(json.dumps({k: list(v) for k, v in changes.items()}) + "\n")
+
+
+def load_params(setup: Setup, commit: Commit) -> Any:
+  """The parameters as of a commit; `ValueError` if one is gone or damaged."""
+  leaves, treedef = jax.tree.flatten(setup.program.params(setup.state))
+  for p, ref in enumerate(commit.fragments):
+    item = setup.exchange.get(keys.params(ref.version, p, ref.epoch))
+    shapes = fragment_shapes(setup.layout, p)
+    tensors = read_params(item and item.value, ref, shapes)
+    for i, tensor in zip(setup.layout.fragment(p), tensors, strict=True):
+      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def host_leaves(params: Any) -> list[Any]:
+  """Parameters as NumPy arrays, in the layout's order."""
+  return [jax.device_get(leaf) for leaf in jax.tree.leaves(params)]

@@ -1,0 +1,271 @@
+"""The syncer's process: starts or resumes a run and merges until it ends."""
+
+import os
+import pathlib
+import signal
+import threading
+import time
+import uuid
+
+from ddiloco.algo import merge, outer
+from ddiloco.config import Config, ConfigError
+from ddiloco.engine import startup
+from ddiloco.engine.actor import Actor
+from ddiloco.engine.ports import ExchangeError, Item
+from ddiloco.engine.syncer_plane import SyncerPlane
+from ddiloco.engine.tape_writer import TapeWriter
+from ddiloco.live import setup as setup_lib
+from ddiloco.live import workplace
+from ddiloco.live.driver import Driver, Pace, run_job
+from ddiloco.live.log import logger
+from ddiloco.live.telemetry import SyncerTelemetry
+from ddiloco.protocol import invariants, keys, messages, tape
+from ddiloco.protocol import syncer as machine
+from ddiloco.protocol.messages import Lease
+from ddiloco.protocol.syncer_types import Opened, StopRequested, Tick
+from ddiloco.types import Exit
+
+LEASE_LOST = "the lease was taken over"
+_MEMBERS_EVERY_S = 0.5
+
+
+def run_syncer(config: Config, *, workdir: pathlib.Path, exchange: str) -> Exit:
+  """Runs one life of the syncer to its end."""
+  interrupt = threading.Event()
+  signal.signal(signal.SIGTERM, lambda number, frame: interrupt.set())
+  signal.signal(signal.SIGINT, lambda number, frame: interrupt.set())
+  setup = setup_lib.open_setup(
+    config, None, workdir=workdir, exchange=exchange, interrupt=interrupt
+  )
+  check = getattr(setup.program, "check", None)
+  if check is not None:
+    check()
+  life = _Life(setup)
+  driver = life.open()
+  if driver is None:
+    return Exit.STOPPED
+
+  def stop(number, frame):
+    interrupt.set()
+    driver.request_stop(signal.Signals(number).name)
+
+  signal.signal(signal.SIGTERM, stop)
+  signal.signal(signal.SIGINT, stop)
+  if interrupt.is_set():
+    driver.request_stop("asked to stop while starting")
+  state = driver.run(life.opened)
+  life.close()
+  return _exit_code(state.stopping or machine.COMPLETED)
+
+
+def _exit_code(reason: str) -> Exit:
+  if reason == machine.COMPLETED:
+    return Exit.OK
+  if reason in (LEASE_LOST, machine.OVERTAKEN):
+    logger.error("the syncer stops: %s", reason)
+    return Exit.SUPERSEDED
+  logger.info("the syncer stops: %s", reason)
+  return Exit.STOPPED
+
+
+class _Life:
+  """One epoch of the syncer and the threads it needs."""
+
+  def __init__(self, setup: setup_lib.Setup):
+    self._setup = setup
+    self._live = setup.config.live
+    self._driver: Driver | None = None
+    self._plane: SyncerPlane | None = None
+    self.opened: Opened | None = None
+
+  def open(self) -> Driver | None:
+    """Takes the lease, then creates the run or goes on with it."""
+    setup = self._setup
+    claim = self._take_lease()
+    if claim is None:
+      return None
+    self._lease, self._generation = claim
+    newest = setup.run(startup.find_newest(setup.schedule()))
+    changes = {}
+    if newest is not None:
+      changes = startup.check_genesis(
+        newest.genesis, setup.config, setup.layout
+      )
+    run_id = newest.commit.run_id if newest else uuid.uuid4().hex
+    rules = setup.rules(run_id)
+    epoch = self._lease.epoch
+    writer = TapeWriter(
+      workplace.tape_header(setup.config, run_id, tape.SYNCER, epoch),
+      durable=True,
+    )
+    self._plane = self._make_plane(rules, epoch, writer)
+    if newest is None:
+      fragments = setup.run(
+        self._plane.initialise(
+          setup_lib.host_leaves(setup.program.params(setup.state))
+        )
+      )
+      genesis = startup.make_genesis(
+        setup.config, setup.layout, workplace.code_version()
+      )
+      newest = setup.run(startup.create_run(run_id, genesis, epoch, fragments))
+    else:
+      setup.run(self._plane.load(newest.commit))
+      setup_lib.log_changes(changes, setup.workdir)
+    setup.run(self._plane.sweep_all(newest.commit))
+    self._plane.warm_up()
+    self.opened = Opened(0, epoch, newest.commit, newest.digest)
+    logger.info(
+      "syncer, life %d, goes on from round %d of run %s",
+      epoch,
+      newest.commit.round,
+      run_id,
+    )
+    return self._make_driver(rules, writer)
+
+  def close(self) -> None:
+    """Gives the lease back."""
+    try:
+      self._setup.exchange.delete(keys.LEASE)
+    except ExchangeError as error:
+      logger.warning("the lease stays until it expires: %s", error)
+    self._setup.exchange.close()
+
+  def _make_plane(self, rules, epoch: int, writer: TapeWriter) -> SyncerPlane:
+    config, layout = self._setup.config, self._setup.layout
+    return SyncerPlane(
+      layout=layout,
+      codec=self._setup.codec,
+      rules=rules,
+      merge_rules=merge.merge_rules(
+        [spec.path for spec in layout.tensors],
+        config.merge.rule,
+        config.merge.embedding_rule,
+        config.merge.embedding_pattern,
+      ),
+      outer=outer.make_outer(
+        name=config.outer.name,
+        learning_rate=config.outer.learning_rate,
+        momentum=config.outer.momentum,
+        nesterov=config.outer.nesterov,
+      ),
+      epoch=epoch,
+      tape=writer,
+    )
+
+  def _make_driver(self, rules, writer: TapeWriter) -> Driver:
+    telemetry = SyncerTelemetry(self._setup.workdir, rules)
+    self._driver = Driver(
+      Actor(
+        start=machine.start,
+        step=machine.step,
+        check=invariants.check_syncer,
+        rules=rules,
+        plane=self._plane,
+        tape=writer,
+      ),
+      self._setup.exchange,
+      wake_ns=lambda state, now_ns: machine.wake_ns(state, now_ns, rules),
+      tick=Tick,
+      stop=StopRequested,
+      flush_every_s=self._live.tape_flush_s,
+      observe=telemetry.observe,
+    )
+    self._driver.background("answers", self._poll_answers)
+    self._driver.background("members", self._poll_members)
+    self._driver.background("lease", self._keep_lease)
+    return self._driver
+
+  # --- The lease ------------------------------------------------------------
+
+  def _take_lease(self) -> tuple[Lease, bytes] | None:
+    """Claims the lease, waiting out a holder that may be dead."""
+    setup, exchange = self._setup, self._setup.exchange
+    nonce, pid = uuid.uuid4().hex, os.getpid()
+    seen = exchange.get(keys.LEASE)
+    since_s = time.monotonic()
+    while not setup.interrupt.is_set():
+      if seen is None or self._is_free(seen, since_s):
+        claim = setup.run(
+          startup.claim_lease(nonce, workplace.host(), pid, seen)
+        )
+        if claim is not None:
+          return claim
+      setup.interrupt.wait(0.1)
+      now = exchange.get(keys.LEASE)
+      if seen is not None and now is not None and now.value != seen.value:
+        lease = messages.decode(Lease, now.value)
+        raise ConfigError(
+          f"a syncer is at work in {exchange.url}: process {lease.pid} on "
+          f"{lease.host}, epoch {lease.epoch}. One run has one syncer; stop "
+          "that one first, or use another workdir or --exchange."
+        )
+      seen = now
+    return None
+
+  def _is_free(self, item: Item, since_s: float) -> bool:
+    """Whether the holder has been silent too long, or is a dead process."""
+    lease = messages.decode(Lease, item.value)
+    if lease.host == workplace.host() and not _alive(lease.pid):
+      return True
+    return time.monotonic() - since_s > self._live.dead_after_s
+
+  def _keep_lease(self) -> None:
+    driver, lease = self._driver, self._lease
+    while not driver.stopped.wait(self._live.heartbeat_s):
+      lease = Lease(
+        lease.epoch, lease.nonce, lease.host, lease.pid, lease.beat + 1
+      )
+      try:
+        generation = driver.exchange.compare_and_swap(
+          keys.LEASE, messages.encode(lease), self._generation
+        )
+      except ExchangeError as error:
+        logger.warning("the lease was not renewed: %s", error)
+        continue
+      if generation is None:
+        driver.request_stop(LEASE_LOST)
+        return
+      self._generation = generation
+
+  # --- What to look for -----------------------------------------------------
+
+  def _poll_answers(self) -> None:
+    driver, plane = self._driver, self._plane
+    pace = Pace(self._live.poll_min_s, self._live.poll_max_s)
+    found: set = set()
+    while not driver.stopped.is_set():
+      state = driver.actor.state
+      wanted = () if state is None else machine.watched(state)
+      found &= set(wanted)
+      any_found = False
+      for key in wanted:
+        if key in found:  # the machine has yet to see it
+          continue
+        event = run_job(plane.poll_answer(key), driver.exchange)
+        if event is not None:
+          found.add(key)
+          any_found = True
+          driver.post(event)
+      if any_found:
+        pace.found()
+      driver.stopped.wait(pace.sleep_s())
+
+  def _poll_members(self) -> None:
+    driver, plane = self._driver, self._plane
+    while not driver.stopped.is_set():
+      for life in run_job(plane.list_members(), driver.exchange):
+        event = run_job(plane.poll_member(*life), driver.exchange)
+        if event is not None:
+          driver.post(event)
+      driver.stopped.wait(_MEMBERS_EVERY_S)
+
+
+def _alive(pid: int) -> bool:
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  except PermissionError:
+    return True
+  return True

@@ -1,0 +1,80 @@
+"""The workdir: who uses it, and what run it belongs to."""
+
+import fcntl
+import json
+import pathlib
+from typing import IO, Any
+
+from ddiloco import config as config_lib
+from ddiloco.config import Config, ConfigError
+from ddiloco.live.exchange import TensorStoreExchange
+
+RESOLVED = "config.json"
+_LOCK = "lock"
+
+
+def exchange_url(workdir: pathlib.Path, url: str) -> str:
+  """Where the exchange is: in the workdir unless told otherwise."""
+  return url or str(workdir.absolute() / "exchange")
+
+
+def open_exchange(url: str, **options: Any) -> TensorStoreExchange:
+  """Opens an exchange; `ConfigError` if the URL names none."""
+  try:
+    return TensorStoreExchange(url, **options)
+  except ValueError as error:
+    raise ConfigError(f"--exchange: {error}") from error
+
+
+def lock(workdir: pathlib.Path) -> IO[str]:
+  """Takes the workdir for this process; released when it ends, however."""
+  file = open(workdir / _LOCK, "a+")
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    raise ConfigError(
+      f"{workdir} is in use by another launch.local. Stop that one, or choose "
+      "another --workdir."
+    ) from error
+  return file
+
+
+def settle_config(
+  workdir: pathlib.Path, config: Config
+) -> dict[str, tuple[Any, Any]]:
+  """Writes the resolved config; returns what a resumed run changes.
+
+  Raises `ConfigError` if the workdir holds a run that this config does not
+  continue; nothing is written then.
+  """
+  path = workdir / RESOLVED
+  changes = {}
+  if path.exists():
+    try:
+      old = config_lib.from_dict(json.loads(path.read_text())["config"])
+    except (ValueError, KeyError, TypeError) as error:
+      raise ConfigError(
+        f"{path} is damaged ({error}). Restore it, or use a new --workdir."
+      ) from error
+    changes = config_lib.check_resumable(old, config)
+  text = json.dumps(
+    {"config": config.to_dict(), "sha256": config.digest}, indent=2
+  )
+  temporary = path.with_suffix(".tmp")
+  temporary.write_text(text + "\n")
+  temporary.replace(path)
+  return changes
+
+
+def read_config(workdir: pathlib.Path) -> Config:
+  """The resolved config of the run in a workdir; `ConfigError` if none."""
+  path = workdir / RESOLVED
+  try:
+    return config_lib.from_dict(json.loads(path.read_text())["config"])
+  except FileNotFoundError as error:
+    raise ConfigError(
+      f"{workdir} holds no run ({RESOLVED} is missing): name a run's workdir, "
+      "or give --config."
+    ) from error
+  except (ValueError, KeyError, TypeError) as error:
+    raise ConfigError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,1 @@
+"""Entry points. They parse flags and call the library; no logic here."""

@@ -1,0 +1,56 @@
+"""The flags that all commands share, checked."""
+
+import os
+import pathlib
+
+from absl import flags
+from ml_collections import config_flags
+
+from ddiloco import config as config_lib
+from ddiloco.config import ConfigError
+from ddiloco.live import workdir as workdir_lib
+
+CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  None,
+  "The run's configuration file; default: the one the workdir's run has.",
+  lock_config=True,
+)
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run leaves things.")
+EXCHANGE = flags.DEFINE_string(
+  "exchange",
+  "",
+  "URL of the exchange (file://, gs://, s3://); default: in the workdir.",
+)
+
+
+def workdir() -> pathlib.Path:
+  """The run's directory, created if need be."""
+  if not WORKDIR.value:
+    raise ConfigError("--workdir is missing: name a directory for the run.")
+  path = pathlib.Path(WORKDIR.value).absolute()
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    probe = path / f".probe-{os.getpid()}"
+    try:
+      probe.write_bytes(b"x" * 4096)
+    finally:
+      probe.unlink(missing_ok=True)
+  except OSError as error:
+    raise ConfigError(
+      f"--workdir={WORKDIR.value} cannot be written: {error.strerror}. Free "
+      "space there, fix its permissions, or choose another."
+    ) from error
+  return path
+
+
+def config(workdir: pathlib.Path) -> config_lib.Config:
+  """The validated configuration: the flags', else that of the workdir."""
+  if CONFIG.value is None:
+    return workdir_lib.read_config(workdir)
+  try:
+    given = CONFIG.value.to_dict()
+  except OSError as error:  # ml_collections reports a missing file on use
+    reason = str(error.__cause__ or error).splitlines()[-1].strip()
+    raise ConfigError(f"--config cannot be read: {reason}") from error
+  return config_lib.from_dict(given)

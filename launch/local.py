@@ -1,0 +1,75 @@
+"""Runs a whole run on this machine: a syncer, M learners, an evaluator.
+
+  python -m launch.local --config=experiments/quickstart/config.py \
+    --workdir=runs/a [--config.learners.count=4] [--exchange=URL] \
+    [--faults='at round 60 kill learner 1 for 5s']
+
+Run again on the same workdir, it resumes.
+"""
+
+import pathlib
+
+from absl import flags
+
+from ddiloco.config import ConfigError
+from ddiloco.protocol import faults as fault_script
+from ddiloco.types import Exit, Status
+from launch import command
+from launch import flags as common
+
+FAULTS = flags.DEFINE_string(
+  "faults",
+  None,
+  "A fault script: a file, or its text; instead of the config's own.",
+)
+
+
+def main() -> int:
+  """Trains until the run ends; prints the summary and where the report is."""
+  from ddiloco.report import summary as report  # noqa
+
+  from ddiloco.live import workdir as workdir_lib
+  from ddiloco.live.supervisor import Supervisor
+
+  workdir = common.workdir()
+  config = common.config(workdir)
+  faults = _faults(config)
+  with workdir_lib.lock(workdir):
+    url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
+    exchange = workdir_lib.open_exchange(url)
+    workdir_lib.settle_config(workdir, config)
+    supervisor = Supervisor(
+      config,
+      faults,
+      workdir=workdir,
+      exchange=exchange,
+      arguments=(f"--workdir={workdir}", f"--exchange={url}"),
+    )
+    status = supervisor.run()
+    if supervisor.exit is Exit.USER_ERROR:
+      return supervisor.exit
+    print(report.text(report.write(exchange, workdir)))
+    if status is Status.STOPPED:
+      print("Stopped. The same command goes on from here.")
+    return supervisor.exit
+
+
+def _faults(config) -> tuple[fault_script.Fault, ...]:
+  text = config.faults if FAULTS.value is None else FAULTS.value
+  path = pathlib.Path(text)
+  try:
+    if text and len(text) < 4096 and path.is_file():
+      text = path.read_text()
+    script = fault_script.parse(text) if text.strip() else ()
+    fault_script.check(
+      script,
+      learners=config.learners.count,
+      stop_rounds=config.stop.rounds or None,
+    )
+  except (ValueError, OSError) as error:
+    raise ConfigError(f"--faults: {error}") from error
+  return script
+
+
+if __name__ == "__main__":
+  command.run(main)

@@ -1,0 +1,534 @@
+"""The exchange: one contract over every store, races, kills and failures."""
+
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+import tensorstore as ts
+from hypothesis import settings, stateful
+from hypothesis import strategies as st
+
+from ddiloco.engine.ports import ExchangeError
+from ddiloco.live.exchange import TensorStoreExchange
+
+ROOT = pathlib.Path(__file__).parents[2]
+CHILD_DEADLINE_S = 60  # Far above what a child needs, on a busy machine too.
+_names = itertools.count()
+
+
+def _open_new(kind, directory):
+  """A store that no other test has seen."""
+  if kind == "memory":
+    return TensorStoreExchange(f"memory://test{next(_names)}/")
+  return TensorStoreExchange(str(directory))
+
+
+@pytest.fixture(params=["memory", "file"])
+def exchange(request, tmp_path):
+  return _open_new(request.param, tmp_path / "exchange")
+
+
+def test_what_is_put_is_read(exchange):
+  assert exchange.get("a/b") is None
+  for value in (b"one", b"", bytes(range(256)) * 40):
+    for durable in (False, True):
+      exchange.put("a/b", value, durable=durable)
+      assert exchange.get("a/b").value == value
+
+
+def test_every_write_changes_the_generation(exchange):
+  seen = set()
+  for _ in range(20):
+    exchange.put("k", b"same")
+    seen.add(exchange.get("k").generation)
+  assert len(seen) == 20
+
+
+def test_only_the_first_create_wins(exchange):
+  assert exchange.put_if_absent("k", b"first")
+  assert not exchange.put_if_absent("k", b"second", durable=True)
+  assert exchange.put_if_absent("k", b"first"), "the stored object is ours"
+  assert exchange.get("k").value == b"first"
+
+
+def test_swaps_need_the_current_generation(exchange):
+  first = exchange.compare_and_swap("k", b"1", None)
+  assert first == exchange.get("k").generation
+  assert exchange.compare_and_swap("k", b"1", None) is None
+  second = exchange.compare_and_swap("k", b"2", first)
+  assert second == exchange.get("k").generation != first
+  assert exchange.compare_and_swap("k", b"3", first) is None
+  exchange.delete("k")
+  assert exchange.compare_and_swap("k", b"3", second) is None
+  assert exchange.get("k") is None
+  with pytest.raises(AssertionError, match="empty generation"):
+    exchange.compare_and_swap("k", b"3", b"")
+
+
+def test_listing_and_deleting_by_prefix(exchange):
+  for key in ("a/1/x", "a/10/x", "a/2/x", "a/2/y-1", "b"):
+    exchange.put(key, b"")
+  assert exchange.list("") == ["a/1/x", "a/10/x", "a/2/x", "a/2/y-1", "b"]
+  assert exchange.list("a/1") == ["a/1/x", "a/10/x"]
+  assert exchange.list("a/1/") == ["a/1/x"]
+  assert exchange.list("a/2/y-") == ["a/2/y-1"]
+  assert exchange.list("c/") == []
+  exchange.delete_prefix("a/1/")
+  exchange.delete_prefix("c/")
+  exchange.delete("a/2/x")
+  exchange.delete("a/2/x")
+  assert exchange.list("a/") == ["a/10/x", "a/2/y-1"]
+
+
+@pytest.mark.parametrize(
+  "key",
+  ["", "/a", "a/", "a//b", "..", "a/../b", ".", "a b", "a\n", "é", "a\0"]
+  + ["x.__lock", "a/x.__lock/b", "k" * 201, "k/" * 257 + "k"],
+)
+def test_invalid_keys_are_refused(exchange, key):
+  for operation in (
+    lambda: exchange.put(key, b""),
+    lambda: exchange.put_if_absent(key, b""),
+    lambda: exchange.compare_and_swap(key, b"", None),
+    lambda: exchange.get(key),
+    lambda: exchange.delete(key),
+  ):
+    with pytest.raises(ValueError, match="invalid key"):
+      operation()
+  assert exchange.list("") == []
+
+
+def test_the_longest_keys_work(exchange):
+  for key in ("k" * 200, "/".join(["k" * 102] * 5)[:512]):
+    assert exchange.put_if_absent(key, b"x")
+    assert exchange.get(key).value == b"x"
+
+
+@pytest.mark.parametrize("prefix", ["/", "a//", "../", "a b", "a/./"])
+def test_invalid_prefixes_are_refused(exchange, prefix):
+  with pytest.raises(ValueError, match="invalid prefix"):
+    exchange.list(prefix)
+  with pytest.raises(ValueError, match="invalid prefix"):
+    exchange.delete_prefix(prefix)
+  with pytest.raises(ValueError, match="whole exchange"):
+    exchange.delete_prefix("")
+
+
+def test_threads_share_one_exchange(exchange):
+  won = [[] for _ in range(4)]
+
+  def race(me):
+    for i in range(50):
+      if exchange.put_if_absent(f"k/{i}", b"%d" % me):
+        won[me].append(i)
+
+  threads = [threading.Thread(target=race, args=(i,)) for i in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sorted(sum(won, [])) == list(range(50))
+
+
+def test_a_closed_exchange_refuses(exchange):
+  exchange.close()
+  with pytest.raises(ExchangeError, match="get of 'k' .* is closed"):
+    exchange.get("k")
+
+
+KEYS = ["a", "b/1", "b/10", "b/2/x", "c/y"]
+PREFIXES = ["", "a", "b/", "b/1", "b/2/", "c/y", "d"]
+
+
+class _AgainstDict(stateful.RuleBasedStateMachine):
+  """Any sequence of operations does what it would do to a dict."""
+
+  kind: str
+
+  def __init__(self):
+    super().__init__()
+    self.folder = tempfile.TemporaryDirectory()
+    self.exchange = _open_new(self.kind, self.folder.name)
+    self.model = {}
+    self.seen = {key: [None] for key in KEYS}
+    self.writes = 0
+
+  def teardown(self):
+    self.folder.cleanup()
+
+  def _value(self):
+    self.writes += 1
+    return b"%d" % self.writes
+
+  def _generation(self, key):
+    item = self.exchange.get(key)
+    assert (item and item.value) == self.model.get(key)
+    generation = item and item.generation
+    self.seen[key].append(generation)
+    return generation
+
+  @stateful.rule(key=st.sampled_from(KEYS), durable=st.booleans())
+  def put(self, key, durable):
+    self.model[key] = self._value()
+    self.exchange.put(key, self.model[key], durable=durable)
+    self._generation(key)
+
+  @stateful.rule(key=st.sampled_from(KEYS), durable=st.booleans())
+  def put_if_absent(self, key, durable):
+    value = self._value()
+    won = self.exchange.put_if_absent(key, value, durable=durable)
+    assert won == (key not in self.model)
+    self.model.setdefault(key, value)
+    self._generation(key)
+
+  @stateful.rule(key=st.sampled_from(KEYS), data=st.data())
+  def compare_and_swap(self, key, data):
+    current = self._generation(key)
+    expected = data.draw(st.sampled_from([current, *self.seen[key]]))
+    value = self._value()
+    new = self.exchange.compare_and_swap(key, value, expected)
+    assert (new is not None) == (expected == current)
+    if new:
+      self.model[key] = value
+      assert self._generation(key) == new
+
+  @stateful.rule(key=st.sampled_from(KEYS))
+  def delete(self, key):
+    self.exchange.delete(key)
+    self.model.pop(key, None)
+    assert self._generation(key) is None
+
+  @stateful.rule(prefix=st.sampled_from(PREFIXES[1:]))
+  def delete_prefix(self, prefix):
+    self.exchange.delete_prefix(prefix)
+    for key in [key for key in self.model if key.startswith(prefix)]:
+      del self.model[key]
+
+  @stateful.rule(prefix=st.sampled_from(PREFIXES))
+  def list(self, prefix):
+    expected = sorted(key for key in self.model if key.startswith(prefix))
+    assert self.exchange.list(prefix) == expected
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_any_history_matches_a_dict(kind):
+  machine = type(f"_{kind}", (_AgainstDict,), {"kind": kind})
+  stateful.run_state_machine_as_test(
+    machine,
+    settings=settings(max_examples=25, stateful_step_count=30),
+  )
+
+
+# What processes do to each other. They are started afresh, never forked:
+# TensorStore aborts a process that forks.
+
+
+def _start(program, *args):
+  prelude = (
+    "import sys\n"
+    "from ddiloco.live.exchange import TensorStoreExchange\n"
+    "exchange = TensorStoreExchange(sys.argv[1])\n"
+  )
+  return subprocess.Popen(
+    [sys.executable, "-c", prelude + program, *map(str, args)],
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+  )
+
+
+def _output(child):
+  output, _ = child.communicate(timeout=CHILD_DEADLINE_S)
+  assert child.returncode == 0
+  return output
+
+
+def _wait_until(condition, child):
+  """Other processes give no signal to wait for, so this polls."""
+  deadline_s = time.monotonic() + CHILD_DEADLINE_S
+  while not condition():
+    assert child.poll() is None, "the child ended too early"
+    assert time.monotonic() < deadline_s
+    time.sleep(0.001)
+
+
+@pytest.mark.live
+def test_racing_processes_create_each_object_once(tmp_path):
+  race = """
+me = sys.argv[2]
+exchange.put("ready/" + me, b"")
+while exchange.get("go") is None:
+  pass
+for i in range(200):
+  if exchange.put_if_absent(f"k/{i}", me.encode()):
+    print(i)
+"""
+  children = [_start(race, tmp_path, i) for i in range(3)]
+  exchange = TensorStoreExchange(str(tmp_path))
+  _wait_until(lambda: len(exchange.list("ready/")) == 3, children[0])
+  exchange.put("go", b"")
+  winners = {}
+  for me, child in enumerate(children):
+    for key in map(int, _output(child).split()):
+      assert winners.setdefault(key, me) == me, "two winners"
+  assert sorted(winners) == list(range(200))
+  for key, me in winners.items():
+    assert exchange.get(f"k/{key}").value == b"%d" % me
+
+
+@pytest.mark.live
+def test_racing_swaps_lose_no_increment(tmp_path):
+  count = """
+exchange.put_if_absent("n", b"0")
+done = 0
+while done < 100:
+  item = exchange.get("n")
+  value = b"%d" % (int(item.value) + 1)
+  done += exchange.compare_and_swap("n", value, item.generation) is not None
+"""
+  for child in [_start(count, tmp_path) for _ in range(2)]:
+    _output(child)
+  assert TensorStoreExchange(str(tmp_path)).get("n").value == b"200"
+
+
+@pytest.mark.live
+def test_a_killed_writer_tears_nothing(tmp_path):
+  size = 8 << 20
+  write = f"""
+for i in range(1_000_000):
+  exchange.put("a/k", bytes([i % 256]) * {size})
+"""
+  exchange = TensorStoreExchange(str(tmp_path))
+  lock = tmp_path / "a" / "k.__lock"
+  for _ in range(4):
+    exchange.delete_prefix("a/")
+    child = _start(write, tmp_path)
+    _wait_until(lambda: exchange.get("a/k") is not None, child)
+    # A lock file that holds data is a write under way.
+    _wait_until(lambda: lock.exists() and _size(lock) > 0, child)
+    child.kill()
+    child.communicate()
+    assert child.returncode == -9
+    value = exchange.get("a/k").value
+    assert len(value) == size and value == value[:1] * size, "torn"
+    exchange.put("a/k", b"next")
+    assert exchange.get("a/k").value == b"next"
+
+
+def _size(path):
+  try:
+    return path.stat().st_size
+  except FileNotFoundError:
+    return 0
+
+
+def test_what_a_killed_writer_leaves_is_hidden_and_swept(tmp_path):
+  exchange = TensorStoreExchange(str(tmp_path))
+  exchange.put("a/k", b"old")
+  for name in ("k", "other"):
+    (tmp_path / "a" / f"{name}.__lock").write_bytes(b"half" * 100)
+  (tmp_path / "a" / "no key!").write_bytes(b"another program's")
+  assert exchange.list("a/") == ["a/k"]
+  exchange.put("a/k", b"new")
+  assert exchange.get("a/k").value == b"new"
+  assert exchange.put_if_absent("a/other", b"created")
+  assert exchange.get("a/other").value == b"created"
+  exchange.delete_prefix("a/")
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 20])
+def test_a_file_cut_by_a_crash_reads_as_fewer_bytes(tmp_path, length):
+  exchange = TensorStoreExchange(str(tmp_path))
+  exchange.put("k", b"the whole value")
+  os.truncate(tmp_path / "k", length)
+  value = exchange.get("k").value
+  assert b"the whole value".startswith(value) and len(value) < 15
+
+
+# Failures. Real ones where a test can cause them; the others by a store that
+# fails as TensorStore does: with a ValueError that starts with the code.
+
+
+@pytest.mark.parametrize(
+  "operation",
+  [
+    lambda exchange: exchange.put("a/k", b""),
+    lambda exchange: exchange.put("a/k", b"", durable=True),
+    lambda exchange: exchange.put_if_absent("a/k", b""),
+    lambda exchange: exchange.compare_and_swap("a/k", b"", None),
+    lambda exchange: exchange.get("a/k"),
+    lambda exchange: exchange.list("a/k"),
+    lambda exchange: exchange.delete("a/k"),
+    lambda exchange: exchange.delete_prefix("a/k"),
+  ],
+)
+def test_a_file_in_place_of_the_directory_is_reported_at_once(
+  tmp_path, operation
+):
+  (tmp_path / "file").write_bytes(b"")
+  exchange = TensorStoreExchange(str(tmp_path / "file"), deadline_s=3600)
+  with pytest.raises(ExchangeError, match=r"of 'a/k' in .* after 1 tries"):
+    operation(exchange)
+
+
+class _Faulty:
+  """A store whose first writes and reads do, or do not, and then fail."""
+
+  def __init__(self, store, messages, *, effective=False):
+    self.store = store
+    self.messages = list(messages)
+    self.effective = effective
+
+  def _perform(self, start):
+    if not self.messages:
+      return start()
+    if self.effective:
+      start().result()
+    promise, future = ts.Promise.new()
+    promise.set_exception(ValueError(self.messages.pop(0)))
+    return future
+
+  def write(self, *args, **kwargs):
+    return self._perform(lambda: self.store.write(*args, **kwargs))
+
+  def read(self, *args, **kwargs):
+    return self._perform(lambda: self.store.read(*args, **kwargs))
+
+
+class _Silent:
+  """A store that never replies."""
+
+  def read(self, key):
+    self.promise, future = ts.Promise.new()
+    return future
+
+
+def _break(exchange, messages, **kwargs):
+  store = _Faulty(exchange._stores[0], messages, **kwargs)
+  exchange._stores = (store, store)
+  return store
+
+
+TRANSIENT = [
+  "UNAVAILABLE: connection reset",
+  "ABORTED: All 0 retry attempts failed: HTTP response code: 503",
+  "RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']",
+  "UNKNOWN: Failed to write: Input/output error [os_error_code='5']",
+  "NOT_FOUND: Failed to rename: No such file [os_error_code='2']",
+  "DEADLINE_EXCEEDED: timed out",
+]
+PERMANENT = [
+  "PERMISSION_DENIED: Failed to open [os_error_code='13']",
+  "FAILED_PRECONDITION: Not a directory [os_error_code='20']",
+  "UNIMPLEMENTED: Failed to lock [os_error_code='38']",
+  "NOT_FOUND: The specified bucket does not exist",
+  "OUT_OF_RANGE: File too large [os_error_code='27']",
+  "Failed to open: File name too long [os_error_code='36']",
+]
+
+
+@pytest.mark.parametrize("message", TRANSIENT)
+def test_transient_failures_are_retried(exchange, message):
+  store = _break(exchange, [message, message])
+  exchange.put("k", b"v")
+  assert exchange.get("k").value == b"v"
+  assert store.messages == []
+
+
+@pytest.mark.parametrize("message", PERMANENT)
+def test_permanent_failures_are_not_retried(exchange, message):
+  store = _break(exchange, [message, "never reached"])
+  with pytest.raises(ExchangeError, match="put of 'k' .* cannot help"):
+    exchange.put("k", b"v")
+  assert store.messages == ["never reached"]
+
+
+def test_a_write_that_only_seemed_to_fail_is_recognised(exchange):
+  _break(exchange, [TRANSIENT[0]], effective=True)
+  assert exchange.put_if_absent("k", b"mine 1")
+  _break(exchange, [TRANSIENT[0]], effective=True)
+  old = exchange.get("k").generation
+  new = exchange.compare_and_swap("k", b"mine 2", old)
+  assert exchange.get("k") == (b"mine 2", new)
+  assert new != old
+
+
+def test_a_lost_write_after_a_failure_stays_lost(exchange):
+  exchange.put("k", b"theirs")
+  _break(exchange, TRANSIENT[:1])
+  assert not exchange.put_if_absent("k", b"mine 1")
+  _break(exchange, TRANSIENT[:1])
+  assert exchange.compare_and_swap("k", b"mine 2", None) is None
+  assert exchange.get("k").value == b"theirs"
+
+
+def test_retries_end_at_the_deadline(tmp_path):
+  exchange = TensorStoreExchange(str(tmp_path), deadline_s=0.5)
+  store = _break(exchange, TRANSIENT[:1] * 1000)
+  with pytest.raises(ExchangeError, match="put of 'k' .*connection reset"):
+    exchange.put("k", b"v")
+  assert 900 < len(store.messages) < 999, "retried, and with back-off"
+
+
+def test_a_store_that_never_replies_is_given_up(tmp_path):
+  exchange = TensorStoreExchange(str(tmp_path), deadline_s=0.1)
+  exchange._stores = (_Silent(),) * 2
+  with pytest.raises(ExchangeError, match="get of 'k' .* no reply"):
+    exchange.get("k")
+
+
+def test_an_interrupt_ends_the_back_off(tmp_path):
+  interrupt = threading.Event()
+  interrupt.set()
+  exchange = TensorStoreExchange(
+    str(tmp_path), deadline_s=3600, interrupt=interrupt
+  )
+  exchange.put("k", b"v")
+  store = _break(exchange, TRANSIENT[:1] * 50)
+  with pytest.raises(ExchangeError, match="after 1 tries .*interrupted"):
+    exchange.get("k")
+  assert len(store.messages) == 49
+
+
+# Addresses.
+
+
+def test_one_directory_has_many_names(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  TensorStoreExchange("x y").put("k", b"v")
+  for url in (f"{tmp_path}/x y/", f"file://{tmp_path}/x%20y"):
+    assert TensorStoreExchange(url).get("k").value == b"v"
+
+
+def test_memory_urls_name_stores_of_the_process():
+  TensorStoreExchange("memory://shared").put("k", b"v")
+  assert TensorStoreExchange("memory://shared/").get("k").value == b"v"
+  assert TensorStoreExchange("memory://other").get("k") is None
+
+
+@pytest.mark.parametrize("url", ["gs://bucket", "gs://bucket/prefix"])
+def test_remote_stores_open_without_network(url):
+  TensorStoreExchange(url).close()
+
+
+@pytest.mark.parametrize(
+  "url",
+  ["", "ftp://host/x", "http://host/x", "file:relative", "file://host/x"]
+  + ["file:///x?y=1", "gs://", "gs:///x", "s3://b", "gs://bucket/x?y=1"],
+)
+def test_bad_urls_name_the_remedy(url):
+  with pytest.raises(ValueError, match=r"use a directory, |write file:///"):
+    TensorStoreExchange(url)
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1, float("nan")])
+def test_deadlines_are_positive(deadline_s):
+  with pytest.raises(ValueError, match="must be positive"):
+    TensorStoreExchange("memory://", deadline_s=deadline_s)
