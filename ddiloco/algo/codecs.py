@@ -14,6 +14,7 @@ Values every codec agrees on:
     that whole block (int8, int4), and never anywhere else.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -129,23 +130,44 @@ def unpack(specs: Specs, data: bytes) -> tuple[np.ndarray, ...]:
   return tuple(arrays)
 
 
+def by_tensor(codec: Codec, payload: Payload) -> list[Payload]:
+  """A fragment's payload as one payload of each of its tensors."""
+  size = len(codec.payload_spec(((1,),)))
+  return [tuple(payload[i : i + size]) for i in range(0, len(payload), size)]
+
+
 def inspect(
   codec: Codec, shapes: Shapes
-) -> Callable[[Payload], tuple[jax.Array, jax.Array]]:
-  """Builds a jitted check, payload -> (finite bool[], norms f32[tensors]).
+) -> Callable[[Payload], tuple[bool, np.ndarray]]:
+  """Builds a check, payload -> (finite, norms f32[tensors]).
 
   `finite` says that all decoded values and all their L2 norms are finite: a
   value whose norm overflows f32 could not be merged either. No decoded copy
   outlives the call.
   """
+  measures = [_norm(codec, shape) for shape in shapes]
 
-  @jax.jit
-  def check(payload: Payload) -> tuple[jax.Array, jax.Array]:
-    tensors = codec.decode(payload, shapes)
-    norms = jnp.stack([polar(x)[1] for x in tensors])
-    return jnp.all(jnp.isfinite(norms)), norms
+  def check(payload: Payload) -> tuple[bool, np.ndarray]:
+    parts = by_tensor(codec, payload)
+    norms = [f(part) for f, part in zip(measures, parts, strict=True)]
+    norms = np.array([float(norm) for norm in norms], np.float32)
+    return bool(np.isfinite(norms).all()), norms
 
   return check
+
+
+@functools.cache
+def _norm(
+  codec: Codec, shape: tuple[int, ...]
+) -> Callable[[Payload], jax.Array]:
+  """Compiled once for all tensors of a shape, whatever their fragment."""
+
+  @jax.jit
+  def norm(part: Payload) -> jax.Array:
+    (tensor,) = codec.decode(part, (shape,))
+    return polar(tensor)[1]
+
+  return norm
 
 
 def polar(x: jax.Array) -> tuple[jax.Array, jax.Array]:

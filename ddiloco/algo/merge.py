@@ -7,10 +7,12 @@ average is fused with decoding; for RDA, which reads the values three times,
 XLA on a CPU holds one decoded answer at a time.
 """
 
+import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,12 +99,11 @@ class Merger:
         f"{len(rules)} rules for {len(shapes)} tensors: give one for each"
       )
     self._codec = codec
+    self._kernels = [
+      _kernels(codec, shape, rule)
+      for shape, rule in zip(shapes, rules, strict=True)
+    ]
     self._shapes = shapes
-    self._rules = tuple(rules)
-    self._decode = jax.jit(lambda payload: codec.decode(payload, shapes))
-    self._first = jax.jit(self._terms)
-    self._fold = jax.jit(self._add, donate_argnums=0)
-    self._finish = jax.jit(self._scale, donate_argnums=0)
 
   def merge(
     self, payloads: Iterable[codecs.Payload], weights: Sequence[float]
@@ -117,48 +118,60 @@ class Merger:
       raise ValueError(
         f"the weights sum to {math.fsum(weights)}: normalise them to 1"
       )
-    if len(weights) == 1:
-      (payload,) = payloads
-      return self._decode(payload)  # Either rule, without its rounding.
-    pairs = zip(payloads, map(np.float32, weights), strict=True)
-    sums, radii = self._first(*next(pairs))
-    for payload, weight in pairs:
-      sums, radii = self._fold(sums, radii, payload, weight)
-    return self._finish(sums, radii)
+    if len(weights) == 1:  # Either rule, without its rounding.
+      parts = codecs.by_tensor(self._codec, *payloads)
+      pairs = zip(self._kernels, parts, strict=True)
+      return tuple(kernel.decode(part) for kernel, part in pairs)
+    sums = [
+      (np.zeros(shape, np.float32), np.float32(0)) for shape in self._shapes
+    ]
+    for payload, weight in zip(payloads, weights, strict=True):
+      parts = codecs.by_tensor(self._codec, payload)
+      for i, (kernel, part) in enumerate(
+        zip(self._kernels, parts, strict=True)
+      ):
+        sums[i] = kernel.fold(*sums[i], part, np.float32(weight))
+    return tuple(
+      kernel.finish(*pair)
+      for kernel, pair in zip(self._kernels, sums, strict=True)
+    )
 
-  def _terms(
-    self, payload: codecs.Payload, weight: jax.Array
-  ) -> tuple[Arrays, Arrays]:
-    """One answer's (vectors, radii); an averaged tensor has radius 0."""
-    vectors, radii = [], []
-    tensors = self._codec.decode(payload, self._shapes)
-    for tensor, rule in zip(tensors, self._rules, strict=True):
-      vector, radius = tensor, jnp.float32(0)
-      if rule == RDA:
-        vector, radius = codecs.polar(tensor)
-      vectors.append(weight * vector)
-      radii.append(weight * radius)
-    return tuple(vectors), tuple(radii)
 
-  def _add(
-    self,
-    sums: Arrays,
-    radii: Arrays,
-    payload: codecs.Payload,
-    weight: jax.Array,
-  ) -> tuple[Arrays, Arrays]:
-    """Folds one more answer in; `sums` are overwritten."""
-    return jax.tree.map(jnp.add, (sums, radii), self._terms(payload, weight))
+class _Kernels(NamedTuple):
+  """The jitted functions of one tensor."""
 
-  def _scale(self, sums: Arrays, radii: Arrays) -> Arrays:
-    """Gives every RDA tensor its length; `sums` are overwritten."""
-    merged = []
-    for total, radius, rule in zip(sums, radii, self._rules, strict=True):
-      if rule == RDA:
-        unit, length = codecs.polar(total)
-        total = radius * jnp.where(length < _CANCELLED, total, unit)
-      merged.append(total)
-    return tuple(merged)
+  decode: Callable[..., jax.Array]
+  fold: Callable[..., tuple[jax.Array, jax.Array]]
+  finish: Callable[..., jax.Array]
+
+
+@functools.cache
+def _kernels(
+  codec: codecs.Codec, shape: tuple[int, ...], rule: str
+) -> _Kernels:
+  """Compiled once for all tensors of a shape and rule, in any fragment."""
+
+  def decode(part):
+    (tensor,) = codec.decode(part, (shape,))
+    return tensor
+
+  def fold(total, radius, part, weight):
+    vector, norm = decode(part), jnp.float32(0)
+    if rule == RDA:
+      vector, norm = codecs.polar(vector)
+    return total + weight * vector, radius + weight * norm
+
+  def finish(total, radius):
+    if rule != RDA:
+      return total
+    unit, length = codecs.polar(total)
+    return radius * jnp.where(length < _CANCELLED, total, unit)
+
+  return _Kernels(
+    jax.jit(decode),
+    jax.jit(fold, donate_argnums=(0, 1)),
+    jax.jit(finish, donate_argnums=0),
+  )
 
 
 def _check_rules(rules: Sequence[str]) -> None:

@@ -16,9 +16,15 @@ import numpy as np
 from ddiloco.algo import codecs
 from ddiloco.algo.fragments import Layout
 from ddiloco.engine.actor import Lane, Plane, Work
-from ddiloco.engine.ports import Call, ExchangeError, Job, Program, Ready
-from ddiloco.engine.records import (
+from ddiloco.engine.ports import (
+  Call,
   DamagedRun,
+  ExchangeError,
+  Job,
+  Program,
+  Ready,
+)
+from ddiloco.engine.records import (
   fragment_shapes,
   read_commit,
   read_params,
@@ -44,8 +50,8 @@ from ddiloco.protocol.messages import AnswerHeader, Commit
 from ddiloco.protocol.rules import Rules
 
 Leaves = tuple[jax.Array, ...]
-# Called with (step, state, position); returns once the state is on disk.
-SaveCheckpoint = Callable[[int, Any, dict[str, int]], None]
+# Called with the state and its position; returns once both are on disk.
+SaveCheckpoint = Callable[[Any, dict[str, int]], None]
 
 
 class LearnerPlane(Plane):
@@ -79,9 +85,14 @@ class LearnerPlane(Plane):
     self._anchors = [jnp.copy(leaf) for leaf in leaves]
     self._previous, commit = newest
     self._refs = {p: {s.version: s} for p, s in enumerate(commit.fragments)}
-    self._residuals = [
-      codec.init(self._shapes(p)) for p in range(layout.num_fragments)
-    ]
+    self._encoders, self._residuals = [], []
+    for p in range(layout.num_fragments):
+      where = tuple(self._shardings[i] for i in layout.fragment(p))
+      residual = codec.init(self._shapes(p))
+      self._encoders.append(_encoder(codec, where, bool(residual)))
+      self._residuals.append(
+        tuple(map(jax.device_put, residual, where[: len(residual)]))
+      )
     self._next_residuals: dict[tuple[int, int], dict[int, Any]] = {}
     self._fetched: dict[tuple[int, int], tuple[Leaves, Leaves]] = {}
     self._prefetched: tuple[int, Any, int] | None = None
@@ -167,20 +178,18 @@ class LearnerPlane(Plane):
           self._residuals[p] = residual
 
   def _checkpoint(self, command: Checkpoint) -> Job:
-    # The next step donates the state: the copies are what gets saved.
-    copies = jax.tree.map(jnp.copy, self._state)
+    # The next step donates the state: a copy is what gets saved.
+    copies = _copy(self._state)
     position = {
       "step": command.step,
       "seen": command.seen,
       "next_sample": command.next_sample,
     }
-    return self._finish_checkpoint(command.step, copies, position)
+    return self._finish_checkpoint(copies, position)
 
-  def _finish_checkpoint(
-    self, step: int, copies: Any, position: dict[str, int]
-  ) -> Job:
+  def _finish_checkpoint(self, copies: Any, position: dict[str, int]) -> Job:
     yield Ready(copies)
-    self._save_checkpoint(step, copies, position)
+    self._save_checkpoint(copies, position)
     return None
 
   # --- Answers --------------------------------------------------------------
@@ -199,7 +208,7 @@ class LearnerPlane(Plane):
 
   def _encode_fragment(self, p: int, leaves: list[jax.Array]) -> Any:
     tensors = self._layout.fragment(p)
-    return _encoder(self._codec)(
+    return self._encoders[p](
       self._residuals[p],
       tuple(self._anchors[i] for i in tensors),
       tuple(leaves[i] for i in tensors),
@@ -211,6 +220,7 @@ class LearnerPlane(Plane):
     leaves = jax.tree.leaves(self._program.params(self._state))
     for p in range(self._layout.num_fragments):
       jax.block_until_ready(self._encode_fragment(p, leaves))
+    jax.block_until_ready(_copy(self._state))
 
   def _publish(
     self, command: Encode, payloads: dict[int, Any], finite: list[jax.Array]
@@ -236,7 +246,11 @@ class LearnerPlane(Plane):
       life_steps=command.life_steps,
       life_tokens=command.life_tokens,
       vector_clock=command.vector_clock,
-      metrics=tuple(sorted(self.last_metrics.items())),
+      metrics=tuple(
+        (name, value)
+        for name, value in sorted(self.last_metrics.items())
+        if np.isfinite(value)
+      ),
       mac="",
     )
     try:
@@ -319,10 +333,17 @@ class LearnerPlane(Plane):
 
 
 @functools.cache
-def _encoder(codec: codecs.Codec) -> Callable[..., Any]:
-  """Jitted: (residual, anchors, params) -> payload, residual, finite."""
+def _encoder(
+  codec: codecs.Codec, shardings: tuple[Any, ...], has_residual: bool
+) -> Callable[..., Any]:
+  """Jitted: (residual, anchors, params) -> payload, residual, finite.
 
-  @jax.jit
+  The residual stays sharded as its tensors are, so that the second use of a
+  residual compiles nothing the first one has not.
+  """
+  out = (None, shardings if has_residual else (), None)
+
+  @functools.partial(jax.jit, out_shardings=out)
   def encode(residual, anchors, params):
     gradient = tuple(a - p for a, p in zip(anchors, params, strict=True))
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in gradient]))
@@ -330,3 +351,8 @@ def _encoder(codec: codecs.Codec) -> Callable[..., Any]:
     return payload, residual, finite
 
   return encode
+
+
+@jax.jit
+def _copy(tree: Any) -> Any:
+  return jax.tree.map(jnp.copy, tree)

@@ -18,6 +18,10 @@ class ExchangeError(Exception):
   """The store could not be reached, or refused, until the deadline."""
 
 
+class DamagedRun(Exception):
+  """The exchange holds something that cannot belong to this run."""
+
+
 class Item(NamedTuple):
   """A stored object. `generation` changes with every write of the key."""
 
@@ -89,9 +93,11 @@ class Program(Protocol):
   """What a user brings: a model that trains on its own data.
 
   All array work is dispatched asynchronously; `step` may donate `state`.
+  Optional: `check()` raises `ConfigError` before a run is created, and
+  `evaluate(params) -> dict` of numbers is what `launch.evaluate` reports.
   """
 
-  samples_per_step: int
+  samples_per_step: int  # what `batch` is asked for, by this learner
 
   def init(self) -> State:
     """The initial state; the same bits for the same config."""

@@ -5,12 +5,9 @@ import numpy as np
 
 from ddiloco.algo import codecs
 from ddiloco.algo.fragments import Layout
+from ddiloco.engine.ports import DamagedRun
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, FragmentState
-
-
-class DamagedRun(Exception):
-  """The exchange holds something that cannot belong to this run."""
 
 
 def fragment_shapes(layout: Layout, p: int) -> codecs.Shapes:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from ddiloco import config as config_lib
 from ddiloco.algo.fragments import Layout
-from ddiloco.engine.ports import Call, Job
-from ddiloco.engine.records import DamagedRun, read_commit
+from ddiloco.engine.ports import Call, DamagedRun, Job
+from ddiloco.engine.records import read_commit
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Genesis, Lease, Member
 from ddiloco.protocol.schedule import Schedule

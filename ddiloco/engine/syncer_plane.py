@@ -11,9 +11,8 @@ from ddiloco.algo import codecs, merge
 from ddiloco.algo.fragments import Layout
 from ddiloco.algo.outer import OuterStep, state_from_bytes, state_to_bytes
 from ddiloco.engine.actor import Lane, Plane, Work
-from ddiloco.engine.ports import Call, ExchangeError, Job, Ready
+from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
 from ddiloco.engine.records import (
-  DamagedRun,
   check_object,
   fragment_shapes,
   read_params,
@@ -114,6 +113,18 @@ class SyncerPlane(Plane):
         ) from error
       state = state_from_bytes(self._outer[p].init(), data)
       self._fragments.append((tensors, state))
+
+  def warm_up(self) -> None:
+    """Compiles inspecting, merging and stepping before the first answer."""
+    for p, shapes in enumerate(self._shapes):
+      payload = tuple(
+        np.zeros(spec.shape, spec.dtype)
+        for spec in self._codec.payload_spec(shapes)
+      )
+      jax.block_until_ready(self._inspect[p](payload))
+      merged = self._mergers[p].merge((payload,), (1.0,))
+      merged = self._mergers[p].merge((payload,) * 3, (0.5, 0.25, 0.25))
+      jax.block_until_ready(self._outer[p].apply(*self._fragments[p], merged))
 
   def _store(self, t: int, p: int, fragment: Fragment) -> Job:
     params = codecs.to_bytes(fragment[0])
@@ -245,22 +256,19 @@ class SyncerPlane(Plane):
 
   def sweep_all(self, commit: Commit) -> Job:
     """Deletes what earlier lives left that this commit does not need."""
-    keep = {
-      prefix
-      for p, ref in enumerate(commit.fragments)
-      for prefix in (
-        keys.params(ref.version, p, ref.epoch),
-        keys.outer_state(ref.version, p, ref.epoch),
-      )
-    }
+    schedule = self._rules.schedule
+    keep = set()
+    for p, ref in enumerate(commit.fragments):
+      keep.add(keys.states(ref.version, p))
+      keep.add(keys.states(schedule.version_before(p, ref.version), p))
     for name in (yield Call("list", (keys.STATES,))):
-      if name not in keep:
+      if not any(name.startswith(prefix) for prefix in keep):
         yield Call("delete", (name,))
     for name in (yield Call("list", (keys.ANSWERS,))):
       t = keys.answer_round(name)
       if t is None or t <= commit.round:
         yield Call("delete", (name,))
-    oldest = commit.round - 2 * self._rules.schedule.interval
+    oldest = commit.round - 2 * schedule.interval
     for name in (yield Call("list", (keys.COMMITS,))):
       t = keys.commit_round(name)
       if t is not None and 0 < t <= oldest:

@@ -35,7 +35,8 @@ def check_header(
   if tuple(c.fragment for c in header.contributions) != due:
     return Refusal.LAYOUT
   sizes = [part.bytes for part in header.parts]
-  if sum(sizes) != sum(rules.answer_bytes[p] for p in due) or min(sizes) < 0:
+  expected = sum(rules.answer_bytes[p] for p in due)
+  if sum(sizes) != expected or any(size < 0 for size in sizes):
     return Refusal.SIZE
   for item in header.contributions:
     current = fragments[item.fragment].version

@@ -9,10 +9,10 @@ from typing import Any
 from ddiloco.protocol import learner_types, syncer_types
 from ddiloco.protocol.learner_types import LearnerState
 from ddiloco.protocol.quorum import slack_ns
-from ddiloco.protocol.rules import Rules
+from ddiloco.protocol.rules import PERMILLE, Rules
 from ddiloco.protocol.syncer_types import SyncerState
 from ddiloco.protocol.syncer_views import step_ns
-from ddiloco.types import Anchor, Wait
+from ddiloco.types import Anchor, Apply, Wait
 
 
 class InvariantError(AssertionError):
@@ -49,7 +49,7 @@ def check_learner(
       new.anchor == 0 or p in versions,
       f"fragment {p}'s versions are its own rounds",
     )
-  if rules.wait is Wait.NEVER and rules.apply is not rules.apply.OWN:
+  if rules.wait is Wait.NEVER and rules.apply is not Apply.OWN:
     require(
       after.done or after.stepping,
       "under wait = never no learner is ever held",
@@ -95,14 +95,18 @@ def check_syncer(
   for p, state in enumerate(after.fragments):
     due = schedule.version_before(p, after.committed + 1)
     require(state.version == due, f"fragment {p} is at version {due}")
+  quorate = {view.round for view in before.rounds if view.quorum_ns}
   for view in after.rounds:
+    # Judged once: later events change what the slack is made of.
+    if not view.quorum_ns or view.round in quorate:
+      continue
     xi_ns = step_ns(after, event.now_ns, rules)
-    if view.quorum_ns and event.now_ns == view.quorum_ns:
-      slack = slack_ns(rules, xi_ns, after.xi_quorum_ns, after.xi_sync_ns)
-      require(
-        0 <= view.grace_ns <= max(0, slack),
-        f"0 <= grace <= slack = {slack} ns",
-      )
+    slack = slack_ns(rules, xi_ns, after.xi_quorum_ns, after.xi_sync_ns)
+    limit = max(0, slack * rules.grace_margin_permille // PERMILLE)
+    require(
+      0 <= view.grace_ns <= min(limit, xi_ns),
+      f"0 <= grace <= gamma * slack = {limit} ns, and one step = {xi_ns} ns",
+    )
   for command in commands:
     if isinstance(command, syncer_types.Merge):
       _check_counted(command, before, rules, require)

@@ -116,7 +116,9 @@ def step(
       pass
     case Joined():
       raise AssertionError("a life joins once")
-  if not state.stepping:
+  # What cannot be fetched is asked for again at the next boundary or tick,
+  # not at once: a store that is down answers fast.
+  if not state.stepping and not isinstance(event, FetchFailed):
     state = _boundary(state, event.now_ns, rules, out)
   return state, out
 
@@ -332,12 +334,14 @@ def _boundary_exact(
   clock, schedule = state.base + state.step, rules.schedule
   if not _applied_up_to(state, clock - max(schedule.overlap, 1), rules):
     return retry(state, now_ns, rules, out), True
-  t = clock if schedule.is_round(clock) and clock > state.seen else None
-  if t is not None and answered(state, t):
-    t = None
-  state = answer_or_retry(state, t, now_ns, rules, out)
+  due = schedule.is_round(clock) and clock > state.seen
+  if due and not answered(state, clock):
+    state = answer_or_retry(state, clock, now_ns, rules, out)
+    if not answered(state, clock):
+      return state, True  # a round left out would never be answered
   held = schedule.overlap == 0 and not _applied_up_to(state, clock, rules)
-  return state, held
+  # A later attempt would carry later steps: only a held learner offers one.
+  return (retry(state, now_ns, rules, out) if held else state), held
 
 
 def _boundary_own(
@@ -358,7 +362,8 @@ def _boundary_own(
 def _applied_up_to(state: LearnerState, t: int, rules: Rules) -> bool:
   due = rules.schedule.previous_round(t + 1)
   return state.seen >= due and all(
-    view.anchor >= min(view.seen, due) for view in state.fragments
+    view.anchor >= rules.schedule.version_before(p, due + 1)
+    for p, view in enumerate(state.fragments)
   )
 
 

@@ -10,7 +10,7 @@ from ddiloco.protocol.learner_types import (
 )
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.rules import Rules
-from ddiloco.types import SECOND_NS, Anchor
+from ddiloco.types import SECOND_NS, Anchor, Wait
 
 _replace = dataclasses.replace
 _Commands = list[Command]
@@ -79,7 +79,10 @@ def retry(
     return state
   ticks = _ticks(state, now_ns)
   for answer in state.answers:
-    due = answer.last_step + 2**answer.attempts
+    since = answer.last_step
+    if rules.wait is Wait.EXACT:  # called while held: its steps do not count
+      since = max(since, state.step)
+    due = since + 2**answer.attempts
     if not answer.writing and ticks >= due:
       if can_answer(state, answer.round, rules):
         return answer_now(state, answer.round, now_ns, out, rules)

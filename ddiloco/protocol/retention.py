@@ -1,12 +1,13 @@
 """What the exchange keeps, and what a commit makes deletable.
 
-Kept: each fragment's newest state, the answers of uncommitted rounds, the
-commits of the last 2 H global steps and commit 0. With F bytes of f32
-parameters, S bytes of outer-optimizer state, A encoded bytes of one answer
-for every fragment, M learners and C bytes a commit, the exchange without its
-tapes stays below
+Kept: each fragment's newest two versions (so that whoever reads all of them
+has H global steps to do so), the answers of uncommitted rounds, the commits
+of the last 2 H global steps and commit 0. With F bytes of f32 parameters, S
+bytes of outer-optimizer state, A encoded bytes of one answer for every
+fragment, M learners and C bytes a commit, the exchange without its tapes
+stays below
 
-  F + S + (largest fragment and its outer state) * max(tau, 1)
+  2 (F + S) + (largest fragment and its outer state) * max(tau, 1)
   + M * A * attempts + 2 H C.
 
 A reader that finds an object gone takes the one of the newest commit.
@@ -18,8 +19,11 @@ from ddiloco.protocol.syncer_types import Sweep
 
 def sweep(t: int, schedule: Schedule) -> Sweep:
   """What goes once round t is committed."""
+  before = {p: schedule.version_before(p, t) for p in schedule.fragments(t)}
   states = tuple(
-    (schedule.version_before(p, t), p) for p in schedule.fragments(t)
+    (schedule.version_before(p, version), p)
+    for p, version in before.items()
+    if version  # version 0 has none before it
   )
   old = schedule.previous_round(t - 2 * schedule.interval + 1)
   # Answers that came after their round's own sweep go one interval later.

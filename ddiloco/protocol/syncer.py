@@ -132,7 +132,7 @@ def watched(state: SyncerState) -> tuple[tuple[int, int, int, int], ...]:
   for view in state.rounds:
     if view.closed_ns:
       continue
-    newest = {(m, n): attempt for m, n, attempt in view.tried}
+    newest = {(m, n): attempt for m, n, attempt in sorted(view.tried)}
     for learner in state.learners:
       life = (learner.learner, learner.incarnation)
       keys.append((view.round, *life, newest.get(life, 0) + 1))

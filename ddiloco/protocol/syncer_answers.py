@@ -54,7 +54,6 @@ def saw_answer(
     header.learner,
     header.incarnation,
     event.now_ns,
-    left=False,
     step_ns=header.step_ns,
     fetch_ns=header.fetch_ns,
     steps=header.life_steps,
@@ -84,10 +83,11 @@ def refuse_key(
   view = round_view(state, key[0])
   if view is None or view.closed_ns:
     return state
+  refused = Refused(*key[1:], reason)
   return change_round(
     state,
     key[0],
-    refused=(*view.refused, Refused(*key[1:], reason)),
+    refused=tuple(dict.fromkeys((*view.refused, refused))),
     tried=tuple(dict.fromkeys((*view.tried, key[1:]))),
   )
 
@@ -111,7 +111,7 @@ def checked(
     return refuse_key(state, (event.round, *arrived), reason)
   answer = next(a for a in view.answers if life(a) == arrived)
   refused = list(view.refused)
-  for other in answers:
+  for other in tuple(answers):
     if other.learner == event.learner and other.checked:
       # The newest attempt of the highest incarnation stands for its learner.
       loser = min(other, answer, key=life)
@@ -203,7 +203,8 @@ def _heard(
   if known.incarnation < incarnation:
     earlier_tokens = known.earlier_tokens + known.tokens
     fresh = {"beat": 0, "step_ns": 0, "fetch_ns": 0, "steps": 0, "tokens": 0}
-    changes = {**fresh, "earlier_tokens": earlier_tokens, **changes}
+    fresh |= {"left": False, "earlier_tokens": earlier_tokens}
+    changes = fresh | changes
   for counter in ("steps", "tokens"):  # answers may arrive out of order
     if known.incarnation == incarnation and counter in changes:
       changes[counter] = max(changes[counter], getattr(known, counter))

@@ -9,6 +9,7 @@ import enum
 import functools
 import hashlib
 import json
+import math
 import types
 import typing
 from typing import Any
@@ -110,8 +111,8 @@ def from_plain(hint: Any, value: Any) -> Any:
       return hint(value)
     except ValueError as error:
       raise _mismatch(hint, value) from error
-  if hint is float and type(value) is int:
-    return float(value)
+  if hint is float:
+    return _float_from_plain(value)
   if type(value) is not hint:
     raise _mismatch(hint, value)
   return value
@@ -130,9 +131,10 @@ def pack(value: Any) -> list[Any]:
 
 def unpack(classes: dict[str, type], value: Any) -> Any:
   """The inverse of `pack`, for any of `classes` by name."""
-  if not isinstance(value, list) or not value or value[0] not in classes:
-    raise WireError(Refusal.MALFORMED, f"unknown record {str(value)[:80]}")
-  cls = classes[value[0]]
+  name = value[0] if isinstance(value, list) and value else None
+  if not isinstance(name, str) or name not in classes:
+    raise WireError(Refusal.MALFORMED, f"unknown record {_shown(name)}")
+  cls = classes[name]
   fields = field_types(cls)
   if len(value) != len(fields) + 1:
     raise _mismatch(cls, value)
@@ -163,8 +165,27 @@ def _tuple_from_plain(hint: Any, args: tuple, value: Any) -> tuple:
   )
 
 
+def _float_from_plain(value: Any) -> float:
+  # Python reads NaN and 1e999, and integers of any size; no tape could be
+  # written with what comes of them.
+  if type(value) in (int, float):
+    try:
+      if math.isfinite(value):
+        return float(value)
+    except OverflowError:
+      pass
+  raise _mismatch(float, value)
+
+
 def _mismatch(hint: Any, value: Any) -> WireError:
   name = getattr(hint, "__name__", str(hint))
   return WireError(
-    Refusal.MALFORMED, f"expected {name}, found {str(value)[:80]!r}"
+    Refusal.MALFORMED, f"expected {name}, found {_shown(value)}"
   )
+
+
+def _shown(value: Any) -> str:
+  # A container may be nested too deeply, or be too large, to be written out.
+  if isinstance(value, list | dict):
+    return f"a {type(value).__name__} of {len(value)}"
+  return repr(str(value)[:80])
