@@ -119,7 +119,8 @@ class Merger:
         f"the weights sum to {math.fsum(weights)}: normalise them to 1"
       )
     if len(weights) == 1:  # Either rule, without its rounding.
-      parts = codecs.by_tensor(self._codec, *payloads)
+      (payload,) = payloads
+      parts = codecs.by_tensor(self._codec, payload)
       pairs = zip(self._kernels, parts, strict=True)
       return tuple(kernel.decode(part) for kernel, part in pairs)
     sums = [
