@@ -1,0 +1,1 @@
+"""Studies and measurements; each folder says how to run it."""
