@@ -90,6 +90,7 @@ def validate(config: Config) -> None:
     known = f"the choices are {', '.join(choices)}"
     _require(flat[key] in choices, key, flat[key], known, "Choose one.")
   _validate_sync(config)
+  _validate_inner(config)
   _validate_islands(config)
   _validate_model(config)
 
@@ -165,6 +166,26 @@ def _validate_sync(config: Config) -> None:
   )
 
 
+def _validate_inner(config: Config) -> None:
+  inner = config.inner
+  _require(
+    inner.schedule == "constant" or inner.decay > inner.warmup,
+    "inner.decay",
+    inner.decay,
+    f"inner.warmup = {inner.warmup} is not shorter",
+    "Both count the clock from 0; decay is where the floor is reached.",
+  )
+  for key in ("final_fraction", "b1", "b2"):
+    value = getattr(inner, key)
+    _require(
+      0 <= value <= 1 and (key == "final_fraction" or value < 1),
+      f"inner.{key}",
+      value,
+      "it must lie between 0 and 1",
+      "See optax.adamw for the usual values.",
+    )
+
+
 def _validate_islands(config: Config) -> None:
   learners = config.learners
   for key in ("devices", "batch_size", "slowdown"):
@@ -234,6 +255,13 @@ def _validate_model(config: Config) -> None:
     model.head_width,
     "rotary embeddings turn pairs",
     "Use an even width.",
+  )
+  _require(
+    data.tokenizer == "byte" or data.vocab_size >= 258,
+    "data.vocab_size",
+    data.vocab_size,
+    "a byte-level bpe needs 256 bytes, a merge and the separator",
+    "Use at least 258; 1024 is usual for small models.",
   )
   _require(
     data.source == "sotu" or bool(data.path),

@@ -46,7 +46,7 @@ from ddiloco.protocol.learner_types import (
   Step,
   StepDone,
 )
-from ddiloco.protocol.messages import AnswerHeader, Commit
+from ddiloco.protocol.messages import AnswerHeader, Commit, FragmentState
 from ddiloco.protocol.rules import Rules
 
 Leaves = tuple[jax.Array, ...]
@@ -109,7 +109,9 @@ class LearnerPlane(Plane):
       case Step():
         return Work(Lane.COMPUTE, self._step(command))
       case Fetch():
-        work = Work(Lane.PARALLEL, self._fetch(command))
+        # Taken now: polls of later commits, which may be faster, drop them.
+        refs = {p: self._refs[p][command.round] for p in command.fragments}
+        work = Work(Lane.PARALLEL, self._fetch(command.round, refs))
       case ApplyFragments():
         self._apply(command)
       case Encode():
@@ -307,11 +309,9 @@ class LearnerPlane(Plane):
     versions = tuple((ref.version, ref.epoch) for ref in commit.fragments)
     return CaughtUp(0, newest, versions, commit.tokens)
 
-  def _fetch(self, command: Fetch) -> Job:
-    t = command.round
+  def _fetch(self, t: int, refs: dict[int, FragmentState]) -> Job:
     try:
-      for p in command.fragments:
-        ref = self._refs[p][t]
+      for p, ref in refs.items():
         item = yield Call("get", (keys.params(t, p, ref.epoch),))
         tensors = read_params(item and item.value, ref, self._shapes(p))
         self._fetched[t, p] = self._place(p, tensors)

@@ -155,7 +155,9 @@ class SyncerPlane(Plane):
     """Turns a command into the job that carries it out."""
     match command:
       case Check():
-        return Work(Lane.PARALLEL, self._check(command))
+        # Taken now: the round's commit, which may be faster, forgets it.
+        header = self._headers[_key(command)]
+        return Work(Lane.PARALLEL, self._check(command, header))
       case Drop():
         self._answers.pop(_key(command), None)
         self._headers.pop(_key(command), None)
@@ -167,9 +169,8 @@ class SyncerPlane(Plane):
         return Work(Lane.PARALLEL, self._sweep(command))
     return None
 
-  def _check(self, command: Check) -> Job:
+  def _check(self, command: Check, header: AnswerHeader) -> Job:
     key = _key(command)
-    header = self._headers[key]
     due = [item.fragment for item in header.contributions]
     data = []
     for number, part in enumerate(header.parts):
@@ -236,7 +237,8 @@ class SyncerPlane(Plane):
     if won:
       for p, fragment in fragments.items():
         self._fragments[p] = fragment
-      for key in [key for key in self._headers if key[0] <= commit.round]:
+      # A copy of the keys: other threads add headers meanwhile.
+      for key in [k for k in list(self._headers) if k[0] <= commit.round]:
         self._headers.pop(key, None)
         self._answers.pop(key, None)
     return Committed(0, commit.round, won, wire.sha256(data))

@@ -35,14 +35,25 @@ class Checkpoints:
     )
 
   def save(self, state: Any, position: dict[str, int]) -> None:
-    """Writes a checkpoint; returns once it is complete."""
-    self._manager.save(
-      position["next_sample"],
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        position=ocp.args.JsonSave(position),
-      ),
-    )
+    """Writes a checkpoint; returns once it is complete.
+
+    A disk that is full costs the checkpoint, not the learner.
+    """
+    number = position["next_sample"]
+    try:
+      self._manager.save(
+        number,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state),
+          position=ocp.args.JsonSave(position),
+        ),
+      )
+    except (ValueError, RuntimeError, OSError) as error:
+      logger.warning(
+        "checkpoint %d was not written, training goes on: %s",
+        number,
+        str(error).partition("\n")[0],
+      )
 
   def restore(self, like: Any) -> Restored | None:
     """The newest complete checkpoint, sharded as `like`; None if none fits.

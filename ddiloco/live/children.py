@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+from ddiloco.live.log import logger
+
 JOURNAL = "launch.jsonl"
 PARENT_VARIABLE = "DDILOCO_PARENT_PID"
 
@@ -21,10 +23,16 @@ class Journal:
     self._path = workdir / JOURNAL
 
   def write(self, what: str, **facts: Any) -> None:
-    """Appends a line; survives a kill of this process, whole or not at all."""
+    """Appends a line; survives a kill of this process, whole or not at all.
+
+    A full disk costs the line: processes must still be looked after.
+    """
     line = json.dumps({"unix_ns": time.time_ns(), "what": what, **facts})
-    with open(self._path, "a") as file:
-      file.write(line + "\n")
+    try:
+      with open(self._path, "a") as file:
+        file.write(line + "\n")
+    except OSError as error:
+      logger.warning("%s lacks a line: %s (%s)", self._path, line, error)
 
 
 @dataclasses.dataclass

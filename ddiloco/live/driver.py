@@ -108,12 +108,13 @@ class Driver:
 
   def run(self, first: Any) -> Any:
     """Handles events until the machine stops; returns its final state."""
-    for thread in self._threads:
-      thread.start()
-    self.post(first)
     last_flush_ns = time.monotonic_ns()
     try:
-      while self.actor.state is None or not self.actor.state.done:
+      # Before whatever is queued: a stop may have been asked for already.
+      self._handle(last_flush_ns, first)
+      for thread in self._threads:
+        thread.start()
+      while not self.actor.state.done:
         stamp_ns, event = self._next_event(last_flush_ns)
         if isinstance(event, Exception):
           raise event
@@ -131,11 +132,9 @@ class Driver:
   def _next_event(self, last_flush_ns: int) -> tuple[int, Any]:
     now_ns = time.monotonic_ns()
     deadline_ns = last_flush_ns + self._flush_every_ns
-    wake_ns = None
-    if self.actor.state is not None:
-      wake_ns = self._wake_ns(self.actor.state, now_ns)
-      if wake_ns is not None:
-        deadline_ns = min(deadline_ns, wake_ns)
+    wake_ns = self._wake_ns(self.actor.state, now_ns)
+    if wake_ns is not None:
+      deadline_ns = min(deadline_ns, wake_ns)
     try:
       wait_s = max(deadline_ns - now_ns, 0) / SECOND_NS
       return self._events.get(timeout=wait_s + 1e-4)

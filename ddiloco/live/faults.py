@@ -33,8 +33,18 @@ class FaultRunner:
     children: dict[str, Child],
     journal: Journal,
   ):
-    self._pending = [_Pending(fault) for fault in faults]
     self._children, self._journal = children, journal
+    # A resumed run does not suffer again what an earlier session proved.
+    proved = [
+      line["fault"] for line in journal.lines("fault") if line["took_effect"]
+    ]
+    self._pending = []
+    for fault in faults:
+      record = to_json((fault,))[0]
+      if record in proved:
+        proved.remove(record)
+      else:
+        self._pending.append(_Pending(fault))
     self._origin_s: float | None = None
 
   def begin(self) -> None:
@@ -58,6 +68,8 @@ class FaultRunner:
     for item in self._pending:
       if item.fault.actor != name or item.begun_s is None or item.done:
         continue
+      if "exit_code" in item.evidence:
+        continue  # the end of the process that followed the one it hit
       item.evidence["exit_code"] = code
       if item.fault.what == "kill":
         item.evidence["took_effect"] = code == -signal.SIGKILL

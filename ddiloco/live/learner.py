@@ -50,7 +50,7 @@ def run_learner(
   newest = setup_lib.wait_for_run(setup)
   startup.check_genesis(newest.genesis, config, setup.layout)
   checkpoints = Checkpoints(workdir / "checkpoints" / f"learner-{learner}")
-  life = _Life(setup, learner, checkpoints)
+  life = Life(setup, learner, checkpoints)
   driver = life.join()
 
   def stop(number, frame):
@@ -76,7 +76,7 @@ def _exit_code(reason: str, learner: int) -> Exit:
   return Exit.STOPPED
 
 
-class _Life:
+class Life:
   """One incarnation of a learner and the threads it needs."""
 
   def __init__(

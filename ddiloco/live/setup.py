@@ -94,13 +94,18 @@ def open_setup(
 
 
 def wait_for_run(setup: Setup) -> startup.Newest:
-  """The run's newest commit, once there is one; `ConfigError` if never."""
+  """The run's newest commit, once there is one; `ConfigError` if never.
+
+  Raises `KeyboardInterrupt` if this process is asked to stop meanwhile.
+  """
   deadline_s = time.monotonic() + setup.config.live.start_deadline_s
   while True:
     newest = setup.run(startup.find_newest(setup.schedule()))
     if newest is not None:
       return newest
-    if setup.interrupt.is_set() or time.monotonic() > deadline_s:
+    if setup.interrupt.is_set():
+      raise KeyboardInterrupt
+    if time.monotonic() > deadline_s:
       raise ConfigError(
         f"no run was started in {setup.exchange.url} within "
         f"live.start_deadline_s = {setup.config.live.start_deadline_s} s. "

@@ -82,7 +82,8 @@ class Supervisor:
       self.exit = Exit.FAILED
       self._say(f"these faults took no effect: {'; '.join(idle)}")
     if status is not Status.COMPLETED:
-      self._say(f"{status}: {self._reason}")
+      user_error = self.exit is Exit.USER_ERROR  # says so itself
+      self._say(self._reason if user_error else f"{status}: {self._reason}")
     return status
 
   # --- One look -------------------------------------------------------------
@@ -112,6 +113,10 @@ class Supervisor:
     if code == Exit.OK:
       child.over = True
       return Status.COMPLETED if child.name == "syncer" else None
+    if code == Exit.USER_ERROR and child.name == "evaluator":
+      child.over = True
+      self._say(f"nothing is evaluated: {child.last_words(1)}")
+      return None
     if code == Exit.USER_ERROR and child.restarts == 0:
       return self._fail(child.last_words(1), Exit.USER_ERROR)
     if code == Exit.STOPPED or self._faults.leaves(child.name):

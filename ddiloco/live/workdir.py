@@ -7,7 +7,9 @@ from typing import IO, Any
 
 from ddiloco import config as config_lib
 from ddiloco.config import Config, ConfigError
+from ddiloco.engine.ports import ExchangeError
 from ddiloco.live.exchange import TensorStoreExchange
+from ddiloco.protocol import keys
 
 RESOLVED = "config.json"
 _LOCK = "lock"
@@ -20,6 +22,11 @@ def exchange_url(workdir: pathlib.Path, url: str) -> str:
 
 def open_exchange(url: str, **options: Any) -> TensorStoreExchange:
   """Opens an exchange; `ConfigError` if the URL names none."""
+  if url.startswith("memory:"):
+    raise ConfigError(
+      f"--exchange={url} exists inside one process only, and a run has "
+      "several: use a directory, file://, gs:// or s3://."
+    )
   try:
     return TensorStoreExchange(url, **options)
   except ValueError as error:
@@ -39,17 +46,26 @@ def lock(workdir: pathlib.Path) -> IO[str]:
   return file
 
 
+def has_run(exchange: TensorStoreExchange) -> bool:
+  """Whether a run was started here; `ConfigError` if one cannot even look."""
+  try:
+    return exchange.get(keys.commit(0)) is not None
+  except ExchangeError as error:
+    raise ConfigError(f"--exchange cannot be read: {error}") from error
+
+
 def settle_config(
-  workdir: pathlib.Path, config: Config
+  workdir: pathlib.Path, config: Config, *, started: bool
 ) -> dict[str, tuple[Any, Any]]:
   """Writes the resolved config; returns what a resumed run changes.
 
+  A run that never `started` binds nobody: its config had an error, perhaps.
   Raises `ConfigError` if the workdir holds a run that this config does not
   continue; nothing is written then.
   """
   path = workdir / RESOLVED
   changes = {}
-  if path.exists():
+  if started and path.exists():
     try:
       old = config_lib.from_dict(json.loads(path.read_text())["config"])
     except (ValueError, KeyError, TypeError) as error:

@@ -19,6 +19,7 @@ from ddiloco.protocol import learner_types, messages, syncer_types, wire
 from ddiloco.types import Refusal
 
 SYNCER = "syncer"
+_SEGMENT_KEYS = {"actor", "incarnation", "segment", "header", "records"}
 
 
 def learner_actor(learner: int) -> str:
@@ -114,6 +115,8 @@ def decode_segment(data: bytes) -> Segment:
   """A segment from its bytes; `WireError` says what is wrong with them."""
   plain = wire.unframe("tape", data)
   try:
+    if plain.keys() != _SEGMENT_KEYS:
+      raise KeyError(*sorted(plain.keys() ^ _SEGMENT_KEYS))
     actor, header = plain["actor"], plain["header"]
     events, commands = _SYNCER if actor == SYNCER else _LEARNER
     return Segment(
@@ -130,7 +133,7 @@ def decode_segment(data: bytes) -> Segment:
         for index, event, given in plain["records"]
       ),
     )
-  except (KeyError, TypeError, ValueError) as error:
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
     if isinstance(error, wire.WireError):
       raise
     raise wire.WireError(Refusal.MALFORMED, f"tape: {error!r}") from error
@@ -147,6 +150,17 @@ def join(segments: Iterable[Segment]) -> tuple[Header, tuple[Record, ...]]:
         f"{number} is missing",
       )
     header = header or segment.header
+    if header is None:
+      break
+    if (segment.actor, segment.incarnation) != (
+      header.actor,
+      header.incarnation,
+    ):
+      raise wire.WireError(
+        Refusal.MALFORMED,
+        f"segment {number} of {header.actor}, life {header.incarnation}, "
+        f"names {segment.actor}, life {segment.incarnation}",
+      )
     records.extend(segment.records)
   if header is None:
     raise wire.WireError(Refusal.MISSING_PART, "a tape without its header")

@@ -179,9 +179,7 @@ def _float_from_plain(value: Any) -> float:
 
 def _mismatch(hint: Any, value: Any) -> WireError:
   name = getattr(hint, "__name__", str(hint))
-  return WireError(
-    Refusal.MALFORMED, f"expected {name}, found {_shown(value)}"
-  )
+  return WireError(Refusal.MALFORMED, f"expected {name}, found {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

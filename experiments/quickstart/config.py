@@ -42,4 +42,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.inner.warmup = 50_000  # tokens
   config.inner.decay = TOKENS
   config.stop.tokens = TOKENS
+  config.faults = "at round 250 kill learner 1 for 5s"
   return config
