@@ -192,6 +192,7 @@ class Life:
     restored = self._checkpoints.restore(self._setup.state)
     if restored is None:
       return self._setup.state, {}
+    logger.info("inner optimizer from the checkpoint at %s", restored.position)
     return restored.state, restored.position
 
   def _newest_params(self) -> tuple[startup.Newest, Any]:

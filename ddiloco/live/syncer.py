@@ -19,7 +19,7 @@ from ddiloco.live import workplace
 from ddiloco.live.driver import Driver, Pace, run_job
 from ddiloco.live.log import logger
 from ddiloco.live.telemetry import SyncerTelemetry
-from ddiloco.protocol import invariants, keys, messages, tape
+from ddiloco.protocol import invariants, keys, messages, status, tape
 from ddiloco.protocol import syncer as machine
 from ddiloco.protocol.messages import Lease
 from ddiloco.protocol.syncer_types import Opened, StopRequested, Tick
@@ -27,6 +27,7 @@ from ddiloco.types import Exit
 
 LEASE_LOST = "the lease was taken over"
 _MEMBERS_EVERY_S = 0.5
+_QUIET_S = 10.0  # without a commit before the log says why
 
 
 def run_syncer(config: Config, *, workdir: pathlib.Path, exchange: str) -> Exit:
@@ -174,6 +175,7 @@ class _Life:
     self._driver.background("answers", self._poll_answers)
     self._driver.background("members", self._poll_members)
     self._driver.background("lease", self._keep_lease)
+    self._driver.background("status", self._explain_silence)
     return self._driver
 
   # --- The lease ------------------------------------------------------------
@@ -250,6 +252,19 @@ class _Life:
       if any_found:
         pace.found()
       driver.stopped.wait(pace.sleep_s())
+
+  def _explain_silence(self) -> None:
+    driver, committed = self._driver, -1
+    while not driver.stopped.wait(_QUIET_S):
+      state = driver.actor.state
+      if state is not None and state.committed == committed:
+        now_ns = time.monotonic_ns()
+        logger.warning(
+          "no commit for %d s: %s",
+          _QUIET_S,
+          status.waiting_for(state, now_ns, driver.actor.rules),
+        )
+      committed = -1 if state is None else state.committed
 
   def _poll_members(self) -> None:
     driver, plane = self._driver, self._plane
