@@ -25,7 +25,7 @@ def run(main: Callable[[], int]) -> None:
     except ConfigError as error:
       print(f"error: {error}", file=sys.stderr)
       return Exit.USER_ERROR
-    except (ExchangeError, DamagedRun) as error:
+    except (ExchangeError, DamagedRun, OSError) as error:
       print(f"the run cannot go on: {error}", file=sys.stderr)
       return Exit.FAILED
     except KeyboardInterrupt:
@@ -57,6 +57,7 @@ def _parse(argv: list[str]) -> list[str]:
   except flags.Error as error:
     print(f"error: {error}", file=sys.stderr)
   except Exception as error:  # a config file may raise anything
-    reason = error.args[0] if error.args else error
+    # A locked ConfigDict quotes its message, line breaks and all.
+    reason = str(error).strip("'").replace("\\n", ". ").replace("\\'", "'")
     print(f"error: --config: {type(error).__name__}: {reason}", file=sys.stderr)
   sys.exit(Exit.USER_ERROR)

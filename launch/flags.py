@@ -50,6 +50,11 @@ def config(workdir: pathlib.Path) -> config_lib.Config:
     return workdir_lib.read_config(workdir)
   try:
     given = CONFIG.value.to_dict()
+  except AttributeError as error:
+    raise ConfigError(
+      f"--config: get_config() returned {CONFIG.value!r}; it must return an "
+      "ml_collections.ConfigDict."
+    ) from error
   except OSError as error:  # ml_collections reports a missing file on use
     reason = str(error.__cause__ or error).splitlines()[-1].strip()
     raise ConfigError(f"--config cannot be read: {reason}") from error

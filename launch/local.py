@@ -26,10 +26,9 @@ FAULTS = flags.DEFINE_string(
 
 def main() -> int:
   """Trains until the run ends; prints the summary and where the report is."""
-  from ddiloco.report import summary as report  # noqa
-
   from ddiloco.live import workdir as workdir_lib
   from ddiloco.live.supervisor import Supervisor
+  from ddiloco.report import summary as report
 
   workdir = common.workdir()
   config = common.config(workdir)
@@ -37,7 +36,8 @@ def main() -> int:
   with workdir_lib.lock(workdir):
     url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
     exchange = workdir_lib.open_exchange(url)
-    workdir_lib.settle_config(workdir, config)
+    started = workdir_lib.has_run(exchange)
+    workdir_lib.settle_config(workdir, config, started=started)
     supervisor = Supervisor(
       config,
       faults,
@@ -46,7 +46,7 @@ def main() -> int:
       arguments=(f"--workdir={workdir}", f"--exchange={url}"),
     )
     status = supervisor.run()
-    if supervisor.exit is Exit.USER_ERROR:
+    if supervisor.exit is Exit.USER_ERROR or not workdir_lib.has_run(exchange):
       return supervisor.exit
     print(report.text(report.write(exchange, workdir)))
     if status is Status.STOPPED:

@@ -44,6 +44,7 @@ def test_sequences_become_tuples_and_integers_floats():
     ({"sync": {"overlap_steps": 0}}, ["sync.overlap_steps", "exact"]),
     ({"sync": {"grace_margin": 1.0}}, ["sync.grace_margin", "1.0"]),
     ({"sync": {"apply": "own"}}, ["sync.apply", "own", "num_fragments"]),
+    ({"sync": {"apply": "at_overlap"}}, ["sync.apply", "sync.wait", "exact"]),
     ({"stop": {"rounds": 0}}, ["stop.rounds", "never end"]),
     ({"codec": {"up": "int3"}}, ["codec.up", "int3", "int4"]),
     ({"codec": {"block_size": 48}}, ["codec.block_size", "48", "power"]),

@@ -50,6 +50,14 @@ _MINIMA = {
   "eval.batch_size": 1,
   "stop.rounds": 0,
   "stop.tokens": 0,
+  "sim.step_s": 1e-6,
+  "sim.jitter": 0.0,
+  "sim.spell_chance": 0.0,
+  "sim.spell_factor": 1.0,
+  "sim.merge_s": 0.0,
+  "sim.start_s": 0.0,
+  "sim.delay_s": 0.0,
+  "sim.drift_ppm": 0,
   "live.dead_after_s": 0.1,
   "live.heartbeat_s": 0.05,
   "live.poll_min_s": 0.0005,
@@ -135,6 +143,14 @@ def _validate_sync(config: Config) -> None:
       f"{str(sync.anchor)!r}",
       "Applying only one's own commits needs one fragment and anchor='any'.",
     )
+  _require(
+    sync.apply is not Apply.AT_OVERLAP or sync.wait is Wait.EXACT,
+    "sync.apply",
+    "at_overlap",
+    f"sync.wait is {str(sync.wait)!r}",
+    "Steps of a learner that never waits are no global clock: set "
+    "sync.wait='exact'.",
+  )
   _require(
     config.stop.rounds > 0 or config.stop.tokens > 0,
     "stop.rounds",

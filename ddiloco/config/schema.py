@@ -155,6 +155,20 @@ class LiveConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SimConfig:
+  """How long things take in a simulated run."""
+
+  step_s: float = 0.1  # an inner step of a learner with slowdown 1
+  jitter: float = 0.05  # of a step; without it exact ratios are a trap
+  spell_chance: float = 0.0  # of a step to be much slower
+  spell_factor: float = 4.0
+  merge_s: float = 0.01
+  start_s: float = 1.0  # from starting a process to its first operation
+  delay_s: float = 0.002  # of a store operation, one way
+  drift_ppm: int = 50  # of every machine's clock, at most
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Config:
   """Everything a run is told."""
 
@@ -172,6 +186,7 @@ class Config:
   eval: EvalConfig = EvalConfig()
   stop: StopConfig = StopConfig()
   live: LiveConfig = LiveConfig()
+  sim: SimConfig = SimConfig()
   faults: str = ""  # the fault script, in its text form or as JSON
 
   def to_dict(self) -> dict[str, Any]:

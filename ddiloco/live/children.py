@@ -1,5 +1,6 @@
 """The processes that `launch.local` starts, and the journal of their lives."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -33,6 +34,20 @@ class Journal:
         file.write(line + "\n")
     except OSError as error:
       logger.warning("%s lacks a line: %s (%s)", self._path, line, error)
+
+  def lines(self, what: str) -> list[dict[str, Any]]:
+    """The lines of a kind, of earlier sessions too; torn ones are left out."""
+    try:
+      text = self._path.read_text(errors="replace")
+    except OSError:
+      return []
+    found = []
+    for line in text.splitlines():
+      with contextlib.suppress(ValueError):
+        value = json.loads(line)
+        if isinstance(value, dict) and value.get("what") == what:
+          found.append(value)
+    return found
 
 
 @dataclasses.dataclass

@@ -76,7 +76,8 @@ class FaultRunner:
         if item.fault.for_ns is None:
           self._finish(item)
       else:
-        item.evidence["took_effect"] = item.fault.what == "stop"
+        # A slow or paused one proved it before, or never will.
+        item.evidence.setdefault("took_effect", item.fault.what == "stop")
         self._finish(item)
 
   def restart_s(self, name: str) -> float | None:

@@ -167,14 +167,15 @@ class Supervisor:
   def _nobody_left(self) -> Status | None:
     """Fails once fewer than K learners can ever answer again."""
     learners = [c for c in self.children.values() if c.learner is not None]
-    able = [child for child in learners if not child.over]
+    # A superseded one answers on: a newer life of it is at work elsewhere.
+    able = [c for c in learners if not c.over or c.code == Exit.SUPERSEDED]
     completed = any(c.over and c.code == Exit.OK for c in learners)
     if completed or self._faults.waiting:
       return None
     quorum = self._config.sync.quorum_min
     if len(able) >= quorum:
       return None
-    gone = ", ".join(child.name for child in learners if child.over)
+    gone = ", ".join(c.name for c in learners if c not in able)
     return self._fail(
       f"after round {self._monitor.view.round} {len(able)} learners are left "
       f"where sync.quorum_min = {quorum} are needed; gone for good: {gone}. "

@@ -6,12 +6,13 @@ import signal
 import threading
 import time
 import uuid
+from typing import Any
 
 from ddiloco.algo import merge, outer
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
-from ddiloco.engine.ports import ExchangeError, Item
+from ddiloco.engine.ports import ExchangeError, Item, Job
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.live import setup as setup_lib
@@ -22,11 +23,17 @@ from ddiloco.live.telemetry import SyncerTelemetry
 from ddiloco.protocol import invariants, keys, messages, status, tape
 from ddiloco.protocol import syncer as machine
 from ddiloco.protocol.messages import Lease
-from ddiloco.protocol.syncer_types import Opened, StopRequested, Tick
+from ddiloco.protocol.syncer_types import (
+  Opened,
+  StopRequested,
+  SyncerState,
+  Tick,
+)
 from ddiloco.types import Exit
 
 LEASE_LOST = "the lease was taken over"
-_MEMBERS_EVERY_S = 0.5
+_SELDOM_S = 0.5
+_NOBODY = 0  # the process of a lease that was given back
 _QUIET_S = 10.0  # without a commit before the log says why
 
 
@@ -125,9 +132,13 @@ class _Life:
     return self._make_driver(rules, writer)
 
   def close(self) -> None:
-    """Gives the lease back."""
+    """Gives the lease back; it stays, so that no life repeats its epoch."""
+    lease = self._lease
+    free = Lease(lease.epoch, lease.nonce, lease.host, _NOBODY, 0)
     try:
-      self._setup.exchange.delete(keys.LEASE)
+      self._setup.exchange.compare_and_swap(
+        keys.LEASE, messages.encode(free), self._generation
+      )
     except ExchangeError as error:
       logger.warning("the lease stays until it expires: %s", error)
     self._setup.exchange.close()
@@ -173,7 +184,7 @@ class _Life:
       observe=telemetry.observe,
     )
     self._driver.background("answers", self._poll_answers)
-    self._driver.background("members", self._poll_members)
+    self._driver.background("members", self._poll_seldom)
     self._driver.background("lease", self._keep_lease)
     self._driver.background("status", self._explain_silence)
     return self._driver
@@ -208,6 +219,8 @@ class _Life:
   def _is_free(self, item: Item, since_s: float) -> bool:
     """Whether the holder has been silent too long, or is a dead process."""
     lease = messages.decode(Lease, item.value)
+    if lease.pid == _NOBODY:
+      return True
     if lease.host == workplace.host() and not _alive(lease.pid):
       return True
     return time.monotonic() - since_s > self._live.dead_after_s
@@ -244,7 +257,7 @@ class _Life:
       for key in wanted:
         if key in found:  # the machine has yet to see it
           continue
-        event = run_job(plane.poll_answer(key), driver.exchange)
+        event = self._try(plane.poll_answer(key))
         if event is not None:
           found.add(key)
           any_found = True
@@ -266,14 +279,37 @@ class _Life:
         )
       committed = -1 if state is None else state.committed
 
-  def _poll_members(self) -> None:
+  def _poll_seldom(self) -> None:
+    """What no point read finds: new members, odd answers, other syncers."""
     driver, plane = self._driver, self._plane
     while not driver.stopped.is_set():
-      for life in run_job(plane.list_members(), driver.exchange):
-        event = run_job(plane.poll_member(*life), driver.exchange)
+      jobs = self._seldom_jobs(driver.actor.state)
+      for life in self._try(plane.list_members()) or ():
+        jobs.append(plane.poll_member(*life))
+      for job in jobs:
+        event = self._try(job)
         if event is not None:
           driver.post(event)
-      driver.stopped.wait(_MEMBERS_EVERY_S)
+      driver.stopped.wait(_SELDOM_S)
+
+  def _seldom_jobs(self, state: SyncerState | None) -> list[Job]:
+    if state is None or not state.rounds:
+      return []
+    plane = self._plane
+    jobs = [plane.poll_overtaken(state.rounds[0].round)]
+    for view in state.rounds:
+      known = {(view.round, *life) for life in view.tried}
+      listed = self._try(plane.list_answers(view.round)) or ()
+      jobs += [plane.poll_answer(key) for key in listed if key not in known]
+    return jobs
+
+  def _try(self, job: Job) -> Any:
+    """Runs a poller's job; a store that is away is no reason to die."""
+    try:
+      return run_job(job, self._driver.exchange)
+    except ExchangeError as error:
+      logger.warning("the syncer looks again: %s", error)
+      return None
 
 
 def _alive(pid: int) -> bool:

@@ -20,7 +20,7 @@ def commit(t: int) -> str:
 
 def commit_round(key: str) -> int | None:
   """The round of a commit's key; None if it is none."""
-  match = re.fullmatch(r"commit/(\d{9})", key)
+  match = re.fullmatch(r"commit/([0-9]{9})", key)
   return int(match[1]) if match else None
 
 
@@ -31,7 +31,7 @@ def answers(t: int) -> str:
 
 def answer_round(key: str) -> int | None:
   """The round of any of an answer's keys; None if it is none."""
-  match = re.match(r"answer/(\d{9})\.", key)
+  match = re.match(r"answer/([0-9]{9})\.", key)
   return int(match[1]) if match else None
 
 
@@ -69,7 +69,7 @@ def member(learner: int, incarnation: int) -> str:
 
 def member_life(key: str) -> tuple[int, int] | None:
   """The (learner, incarnation) of a member's key; None if it is none."""
-  match = re.fullmatch(r"members/(\d{1,6})\.(\d{1,9})", key)
+  match = re.fullmatch(r"members/([0-9]{1,6})\.([0-9]{1,9})", key)
   return (int(match[1]), int(match[2])) if match else None
 
 

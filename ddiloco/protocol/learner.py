@@ -193,6 +193,7 @@ def _caught_up(
   out.extend(Settle(answer.round, 0) for answer in lost)
   state = _replace(
     state,
+    base=max(state.base, event.round - state.step),  # the clock of `exact`
     seen=event.round,
     run_tokens=event.run_tokens,
     came_late=state.came_late or bool(lost),
@@ -340,8 +341,7 @@ def _boundary_exact(
     if not answered(state, clock):
       return state, True  # a round left out would never be answered
   held = schedule.overlap == 0 and not _applied_up_to(state, clock, rules)
-  # A later attempt would carry later steps: only a held learner offers one.
-  return (retry(state, now_ns, rules, out) if held else state), held
+  return retry(state, now_ns, rules, out), held
 
 
 def _boundary_own(

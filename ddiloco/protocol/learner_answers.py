@@ -14,6 +14,7 @@ from ddiloco.types import SECOND_NS, Anchor, Wait
 
 _replace = dataclasses.replace
 _Commands = list[Command]
+_GAP_MAX = 32  # own steps between two attempts, where H is shorter
 
 
 def answered(state: LearnerState, t: int) -> bool:
@@ -80,9 +81,14 @@ def retry(
   ticks = _ticks(state, now_ns)
   for answer in state.answers:
     since = answer.last_step
-    if rules.wait is Wait.EXACT:  # called while held: its steps do not count
+    if rules.wait is Wait.EXACT:
+      # Steps do not count: a later attempt would carry them.
       since = max(since, state.step)
-    due = since + 2**answer.attempts
+    # The gaps grow, but not beyond an interval: a long outage must not be
+    # followed by one as long.
+    due = since + min(
+      2**answer.attempts, max(rules.schedule.interval, _GAP_MAX)
+    )
     if not answer.writing and ticks >= due:
       if can_answer(state, answer.round, rules):
         return answer_now(state, answer.round, now_ns, out, rules)

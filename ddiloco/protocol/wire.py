@@ -12,6 +12,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from ddiloco.types import WIRE_FORMAT, Refusal
@@ -82,51 +83,24 @@ def unframe(kind: str, data: bytes) -> Any:
 
 def to_plain(value: Any) -> Any:
   """A dataclass as a dict, tuples as lists; the inverse of `from_plain`."""
-  if dataclasses.is_dataclass(value):
-    return {
-      field.name: to_plain(getattr(value, field.name))
-      for field in dataclasses.fields(value)
-    }
-  if isinstance(value, tuple):
+  cls = type(value)
+  if cls is tuple:
     return [to_plain(item) for item in value]
+  if dataclasses.is_dataclass(cls):
+    return {name: to_plain(getattr(value, name)) for name in field_types(cls)}
   return value
 
 
 def from_plain(hint: Any, value: Any) -> Any:
   """Builds `hint` from a plain value; `WireError` on any other shape."""
-  if dataclasses.is_dataclass(hint):
-    fields = field_types(hint)
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-      raise _mismatch(hint, value)
-    return hint(**{key: from_plain(fields[key], value[key]) for key in fields})
-  origin, args = typing.get_origin(hint), typing.get_args(hint)
-  if origin is tuple:
-    return _tuple_from_plain(hint, args, value)
-  if origin in (typing.Union, types.UnionType):
-    if value is None:
-      return None
-    return from_plain(args[0], value)
-  if isinstance(hint, type) and issubclass(hint, enum.Enum):
-    try:
-      return hint(value)
-    except ValueError as error:
-      raise _mismatch(hint, value) from error
-  if hint is float:
-    return _float_from_plain(value)
-  if type(value) is not hint:
-    raise _mismatch(hint, value)
-  return value
+  return _reader(hint)(value)
 
 
 def pack(value: Any) -> list[Any]:
   """A dataclass as `[class name, field, …]`: the compact form of tapes."""
-  return [
-    type(value).__name__,
-    *(
-      to_plain(getattr(value, field.name))
-      for field in dataclasses.fields(value)
-    ),
-  ]
+  cls = type(value)
+  fields = [to_plain(getattr(value, name)) for name in field_types(cls)]
+  return [cls.__name__, *fields]
 
 
 def unpack(classes: dict[str, type], value: Any) -> Any:
@@ -135,15 +109,11 @@ def unpack(classes: dict[str, type], value: Any) -> Any:
   if not isinstance(name, str) or name not in classes:
     raise WireError(Refusal.MALFORMED, f"unknown record {_shown(name)}")
   cls = classes[name]
-  fields = field_types(cls)
-  if len(value) != len(fields) + 1:
+  readers = _field_readers(cls)
+  if len(value) != len(readers) + 1:
     raise _mismatch(cls, value)
-  return cls(
-    *(
-      from_plain(hint, v)
-      for hint, v in zip(fields.values(), value[1:], strict=True)
-    )
-  )
+  fields = zip(readers.values(), value[1:], strict=True)
+  return cls(*(read(field) for read, field in fields))
 
 
 @functools.cache
@@ -153,19 +123,68 @@ def field_types(cls: type) -> dict[str, Any]:
   return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def _tuple_from_plain(hint: Any, args: tuple, value: Any) -> tuple:
+# --- Readers: a hint is looked at once, not for every value -----------------
+
+_Reader = Callable[[Any], Any]
+
+
+@functools.cache
+def _reader(hint: Any) -> _Reader:
+  if dataclasses.is_dataclass(hint):
+    return functools.partial(_read_dataclass, hint)
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+    return functools.partial(_read_sequence, hint, _reader(args[0]))
+  if origin is tuple:
+    return functools.partial(_read_tuple, hint, tuple(map(_reader, args)))
+  if origin in (typing.Union, types.UnionType):
+    read = _reader(args[0])
+    return lambda value: None if value is None else read(value)
+  if isinstance(hint, type) and issubclass(hint, enum.Enum):
+    return functools.partial(_read_enum, hint)
+  if hint is float:
+    return _read_float
+  return functools.partial(_read_exactly, hint)
+
+
+@functools.cache
+def _field_readers(cls: type) -> dict[str, _Reader]:
+  return {name: _reader(hint) for name, hint in field_types(cls).items()}
+
+
+def _read_dataclass(cls: type, value: Any) -> Any:
+  readers = _field_readers(cls)
+  if not isinstance(value, dict) or value.keys() != readers.keys():
+    raise _mismatch(cls, value)
+  return cls(*(read(value[name]) for name, read in readers.items()))
+
+
+def _read_sequence(hint: Any, read: _Reader, value: Any) -> tuple:
   if not isinstance(value, list):
     raise _mismatch(hint, value)
-  if len(args) == 2 and args[1] is Ellipsis:
-    return tuple(from_plain(args[0], item) for item in value)
-  if len(args) != len(value):
+  return tuple(map(read, value))
+
+
+def _read_tuple(hint: Any, readers: tuple[_Reader, ...], value: Any) -> tuple:
+  if not isinstance(value, list) or len(value) != len(readers):
     raise _mismatch(hint, value)
-  return tuple(
-    from_plain(arg, item) for arg, item in zip(args, value, strict=True)
-  )
+  return tuple(read(item) for read, item in zip(readers, value, strict=True))
 
 
-def _float_from_plain(value: Any) -> float:
+def _read_enum(hint: type, value: Any) -> Any:
+  try:
+    return hint(value)
+  except ValueError as error:
+    raise _mismatch(hint, value) from error
+
+
+def _read_exactly(hint: type, value: Any) -> Any:
+  if type(value) is not hint:
+    raise _mismatch(hint, value)
+  return value
+
+
+def _read_float(value: Any) -> float:
   # Python reads NaN and 1e999, and integers of any size; no tape could be
   # written with what comes of them.
   if type(value) in (int, float):
