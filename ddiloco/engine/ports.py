@@ -86,6 +86,14 @@ class Ready(NamedTuple):
   arrays: Any
 
 
+class StepResult(NamedTuple):
+  """A dispatched inner step."""
+
+  metrics: dict[str, Any]  # device scalars
+  tokens: int
+  samples: int
+
+
 Job = Generator[Call | Ready, Any, Any]
 
 

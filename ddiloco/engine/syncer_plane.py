@@ -1,22 +1,11 @@
 """Carries out the syncer's commands: inspects, merges, stores, commits."""
 
-import functools
-import hashlib
+import re
 from typing import Any
 
-import jax
-import numpy as np
-
-from ddiloco.algo import codecs, merge
-from ddiloco.algo.fragments import Layout
-from ddiloco.algo.outer import OuterStep, state_from_bytes, state_to_bytes
 from ddiloco.engine.actor import Lane, Plane, Work
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
-from ddiloco.engine.records import (
-  check_object,
-  fragment_shapes,
-  read_params,
-)
+from ddiloco.engine.records import read_commit
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import (
@@ -26,6 +15,7 @@ from ddiloco.protocol.messages import (
   Member,
 )
 from ddiloco.protocol.rules import Rules
+from ddiloco.protocol.syncer import OVERTAKEN
 from ddiloco.protocol.syncer_types import (
   AnswerChecked,
   AnswerGarbled,
@@ -36,64 +26,34 @@ from ddiloco.protocol.syncer_types import (
   MemberSeen,
   Merge,
   Merged,
+  StopRequested,
   Sweep,
   WriteCommit,
 )
 from ddiloco.types import Refusal
 
 Key = tuple[int, int, int, int]  # round, learner, incarnation, attempt
-Fragment = tuple[tuple[Any, ...], Any]  # parameters, outer state
 
 
 class SyncerPlane(Plane):
-  """The global parameters, the outer optimizer's state, the answers held."""
+  """One life of the syncer, as far as the exchange is concerned."""
 
   def __init__(
-    self,
-    *,
-    layout: Layout,
-    codec: codecs.Codec,
-    rules: Rules,
-    merge_rules: tuple[str, ...],
-    outer: Any,
-    epoch: int,
-    tape: TapeWriter,
+    self, *, arrays: Any, rules: Rules, epoch: int, tape: TapeWriter
   ):
-    self._layout, self._codec, self._rules = layout, codec, rules
-    self._epoch, self._tape = epoch, tape
-    shapes = [fragment_shapes(layout, p) for p in range(layout.num_fragments)]
-    rules_of = [
-      tuple(merge_rules[i] for i in layout.fragment(p))
-      for p in range(layout.num_fragments)
-    ]
-    # Fragments of equal shapes share their compiled functions.
-    merger = functools.cache(lambda s, r: merge.Merger(codec, s, r))
-    outer_step = functools.cache(lambda s: OuterStep(outer, s))
-    inspect = functools.cache(lambda s: codecs.inspect(codec, s))
-    self._mergers = [
-      merger(s, r) for s, r in zip(shapes, rules_of, strict=True)
-    ]
-    self._outer = [outer_step(s) for s in shapes]
-    self._inspect = [inspect(s) for s in shapes]
-    self._shapes = shapes
-    self._fragments: list[Fragment] = []
-    self._candidates: dict[int, dict[int, Fragment]] = {}
+    """Takes a `SyncerArrays`, or a `NullSyncerArrays`."""
+    self.arrays = arrays
+    self._rules, self._epoch, self._tape = rules, epoch, tape
     self._headers: dict[Key, AnswerHeader] = {}
-    self._answers: dict[Key, dict[int, codecs.Payload]] = {}
     self._members: dict[int, tuple[int, int, bool]] = {}
 
   # --- State ----------------------------------------------------------------
 
-  def initialise(self, leaves: list[np.ndarray]) -> Job:
+  def initialise(self) -> Job:
     """Stores round 0's fragments; returns their records."""
     states = []
-    for p in range(self._layout.num_fragments):
-      params = tuple(
-        np.array(leaves[i], np.float32) for i in self._layout.fragment(p)
-      )
-      fragment = params, self._outer[p].init()
-      self._fragments.append(fragment)
-      states.append((yield from self._store(0, p, fragment)))
+    for p in range(self._rules.schedule.num_fragments):
+      states.append((yield from self._store(0, p, self.arrays.stored(p))))
     return tuple(states)
 
   def load(self, commit: Commit) -> Job:
@@ -103,32 +63,14 @@ class SyncerPlane(Plane):
       params = yield Call("get", (keys.params(*where),))
       outer = yield Call("get", (keys.outer_state(*where),))
       try:
-        tensors = read_params(params and params.value, ref, self._shapes[p])
-        what = f"outer state of fragment {p}, version {ref.version}"
-        data = outer and outer.value
-        check_object(data, ref.outer_bytes, ref.outer_sha256, what)
+        self.arrays.load(p, ref, params and params.value, outer and outer.value)
       except ValueError as error:
         raise DamagedRun(
           f"cannot go on from commit {commit.round}: {error}"
         ) from error
-      state = state_from_bytes(self._outer[p].init(), data)
-      self._fragments.append((tensors, state))
 
-  def warm_up(self) -> None:
-    """Compiles inspecting, merging and stepping before the first answer."""
-    for p, shapes in enumerate(self._shapes):
-      payload = tuple(
-        np.zeros(spec.shape, spec.dtype)
-        for spec in self._codec.payload_spec(shapes)
-      )
-      jax.block_until_ready(self._inspect[p](payload))
-      merged = self._mergers[p].merge((payload,), (1.0,))
-      merged = self._mergers[p].merge((payload,) * 3, (0.5, 0.25, 0.25))
-      jax.block_until_ready(self._outer[p].apply(*self._fragments[p], merged))
-
-  def _store(self, t: int, p: int, fragment: Fragment) -> Job:
-    params = codecs.to_bytes(fragment[0])
-    outer = state_to_bytes(fragment[1])
+  def _store(self, t: int, p: int, stored: tuple[bytes, bytes]) -> Job:
+    params, outer = stored
     where = (t, p, self._epoch)
     yield Call("put", (keys.params(*where), params), durable=True)
     yield Call("put", (keys.outer_state(*where), outer), durable=True)
@@ -141,14 +83,6 @@ class SyncerPlane(Plane):
       outer_sha256=wire.sha256(outer),
     )
 
-  @property
-  def params_digest(self) -> str:
-    """SHA-256 over the parameters of all fragments, in order."""
-    digest = hashlib.sha256()
-    for params, _ in self._fragments:
-      digest.update(codecs.to_bytes(params))
-    return digest.hexdigest()
-
   # --- Commands -------------------------------------------------------------
 
   def perform(self, command: Any) -> Work | None:
@@ -157,9 +91,9 @@ class SyncerPlane(Plane):
       case Check():
         # Taken now: the round's commit, which may be faster, forgets it.
         header = self._headers[_key(command)]
-        return Work(Lane.PARALLEL, self._check(command, header))
+        return Work(Lane.PARALLEL, self._check(_key(command), header))
       case Drop():
-        self._answers.pop(_key(command), None)
+        self.arrays.drop(_key(command))
         self._headers.pop(_key(command), None)
       case Merge():
         return Work(Lane.COMPUTE, self._merge(command))
@@ -169,9 +103,7 @@ class SyncerPlane(Plane):
         return Work(Lane.PARALLEL, self._sweep(command))
     return None
 
-  def _check(self, command: Check, header: AnswerHeader) -> Job:
-    key = _key(command)
-    due = [item.fragment for item in header.contributions]
+  def _check(self, key: Key, header: AnswerHeader) -> Job:
     data = []
     for number, part in enumerate(header.parts):
       try:
@@ -185,63 +117,29 @@ class SyncerPlane(Plane):
       if wire.sha256(item.value) != part.sha256:
         return AnswerChecked(0, *key, Refusal.CHECKSUM, ())
       data.append(item.value)
-    view = memoryview(b"".join(data))
-    payloads, norms, offset = {}, [], 0
-    for p in due:
-      size = self._rules.answer_bytes[p]
-      payloads[p] = codecs.from_bytes(
-        self._codec, self._shapes[p], view[offset : offset + size]
-      )
-      offset += size
-      finite, lengths = self._inspect[p](payloads[p])
-      if not bool(finite):
-        return AnswerChecked(0, *key, Refusal.NON_FINITE, ())
-      norm = float(np.linalg.norm(np.asarray(lengths, np.float64)))
-      norms.append(round(norm * 1e9))
-    self._answers[key] = payloads
-    return AnswerChecked(0, *key, None, tuple(norms))
+    due = [item.fragment for item in header.contributions]
+    norms = self.arrays.inspect(key, due, b"".join(data))
+    if norms is None:
+      return AnswerChecked(0, *key, Refusal.NON_FINITE, ())
+    return AnswerChecked(0, *key, None, norms)
 
   def _merge(self, command: Merge) -> Job:
-    t, states = command.round, []
-    held = [
-      (t, item.learner, item.incarnation, item.attempt)
-      for item in command.counted
-    ]
-    due = [item.fragment for item in command.counted[0].contributions]
-    self._candidates[t] = {}
+    t, counted, states = command.round, command.counted, []
+    due = [item.fragment for item in counted[0].contributions]
     for index, p in enumerate(due):
-      weights = merge.token_weights(
-        [
-          (item.contributions[index].tokens, item.contributions[index].steps)
-          for item in command.counted
-        ]
-      )
-      merged = self._mergers[p].merge(
-        (self._answers[key][p] for key in held), weights
-      )
-      params, state = self._fragments[p]
-      fragment = self._outer[p].apply(params, state, merged)
-      yield Ready(fragment)
-      fragment = jax.tree.map(np.asarray, fragment)
-      self._candidates[t][p] = fragment
-      states.append((yield from self._store(t, p, fragment)))
+      yield Ready(self.arrays.merge(t, p, index, counted))
+      states.append((yield from self._store(t, p, self.arrays.stored(p, t))))
     return Merged(0, t, tuple(states))
 
   def _commit(self, commit: Commit) -> Job:
-    data = messages.encode(commit)
+    t, data = commit.round, messages.encode(commit)
     yield from self._tape.flush()
-    won = yield Call(
-      "put_if_absent", (keys.commit(commit.round), data), durable=True
-    )
-    fragments = self._candidates.pop(commit.round)
-    if won:
-      for p, fragment in fragments.items():
-        self._fragments[p] = fragment
-      # A copy of the keys: other threads add headers meanwhile.
-      for key in [k for k in list(self._headers) if k[0] <= commit.round]:
-        self._headers.pop(key, None)
-        self._answers.pop(key, None)
-    return Committed(0, commit.round, won, wire.sha256(data))
+    won = yield Call("put_if_absent", (keys.commit(t), data), durable=True)
+    self.arrays.close(t, won)
+    # A copy of the keys: other threads add headers meanwhile.
+    for key in [key for key in list(self._headers) if key[0] <= t]:
+      self._headers.pop(key, None)
+    return Committed(0, t, won, wire.sha256(data))
 
   def _sweep(self, command: Sweep) -> Job:
     """Deletes; what an outage leaves behind goes at the next start."""
@@ -290,6 +188,29 @@ class SyncerPlane(Plane):
     self._headers[key] = header
     return AnswerSeen(0, key, header)
 
+  def list_answers(self, t: int) -> Job:
+    """The keys of all answers to round t.
+
+    For those `poll_answer` is never asked for: a learner whose write failed
+    goes on with its next attempt, and the one before is never there.
+    """
+    names = yield Call("list", (keys.answers(t),))
+    return tuple(sorted(key for n in names if (key := _header_key(n))))
+
+  def poll_overtaken(self, t: int) -> Job:
+    """Looks for another syncer's commit of round t.
+
+    Its answers may be gone before this one has seen them, and nobody would
+    ever answer the round again.
+    """
+    item = yield Call("get", (keys.commit(t),))
+    if item is None:
+      return None
+    commit = read_commit(item.value, t, self._rules.run_id)
+    if commit.epoch == self._epoch:
+      return None
+    return StopRequested(0, OVERTAKEN)
+
   def list_members(self) -> Job:
     """The newest life of every learner that ever joined."""
     lives: dict[int, int] = {}
@@ -315,6 +236,14 @@ class SyncerPlane(Plane):
       return None
     self._members[learner] = news
     return MemberSeen(0, learner, *news)
+
+
+def _header_key(name: str) -> Key | None:
+  """The key of an answer by its header's name; None for anything else."""
+  match = re.fullmatch(r"answer/(\d+)\.(\d+)\.(\d+)\.(\d+)\.header", name)
+  if match is None or keys.answer_header(*map(int, match.groups())) != name:
+    return None
+  return tuple(map(int, match.groups()))
 
 
 def _key(command: Check | Drop) -> Key:

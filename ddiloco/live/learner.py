@@ -12,6 +12,7 @@ from typing import Any
 from ddiloco.config import Config, learner_value
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
+from ddiloco.engine.learner_arrays import LearnerArrays
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.engine.tape_writer import TapeWriter
@@ -115,7 +116,7 @@ class Life:
       workplace.tape_header(setup.config, commit.run_id, name, life)
     )
     self._plane = self._make_plane(state, newest, rules, writer)
-    self._plane.warm_up(next_sample)
+    self._plane.arrays.warm_up(next_sample)
     self.joined = Joined(
       now_ns=0,
       learner=self._learner,
@@ -139,16 +140,18 @@ class Life:
   ) -> LearnerPlane:
     setup = self._setup
     return LearnerPlane(
-      program=setup.program,
-      state=state,
-      layout=setup.layout,
-      codec=setup.codec,
+      arrays=LearnerArrays(
+        setup.program,
+        state,
+        setup.layout,
+        setup.codec,
+        schedule_clock=setup.config.inner.clock,
+      ),
       rules=rules,
       learner=self._learner,
       incarnation=self._member.incarnation,
       newest=(newest.digest, newest.commit),
       tape=writer,
-      schedule_clock=setup.config.inner.clock,
       now_ns=time.monotonic_ns,
       save_checkpoint=self._checkpoints.save,
     )

@@ -8,11 +8,11 @@ import time
 import uuid
 from typing import Any
 
-from ddiloco.algo import merge, outer
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
 from ddiloco.engine.ports import ExchangeError, Item, Job
+from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.live import setup as setup_lib
@@ -106,13 +106,15 @@ class _Life:
       workplace.tape_header(setup.config, run_id, tape.SYNCER, epoch),
       durable=True,
     )
-    self._plane = self._make_plane(rules, epoch, writer)
+    arrays = SyncerArrays.from_config(setup.config, setup.layout, setup.codec)
+    self._plane = SyncerPlane(
+      arrays=arrays, rules=rules, epoch=epoch, tape=writer
+    )
     if newest is None:
-      fragments = setup.run(
-        self._plane.initialise(
-          setup_lib.host_leaves(setup.program.params(setup.state))
-        )
+      arrays.initialise(
+        setup_lib.host_leaves(setup.program.params(setup.state))
       )
+      fragments = setup.run(self._plane.initialise())
       genesis = startup.make_genesis(
         setup.config, setup.layout, workplace.code_version()
       )
@@ -121,7 +123,7 @@ class _Life:
       setup.run(self._plane.load(newest.commit))
       setup_lib.log_changes(changes, setup.workdir)
     setup.run(self._plane.sweep_all(newest.commit))
-    self._plane.warm_up()
+    arrays.warm_up()
     self.opened = Opened(0, epoch, newest.commit, newest.digest)
     logger.info(
       "syncer, life %d, goes on from round %d of run %s",
@@ -142,28 +144,6 @@ class _Life:
     except ExchangeError as error:
       logger.warning("the lease stays until it expires: %s", error)
     self._setup.exchange.close()
-
-  def _make_plane(self, rules, epoch: int, writer: TapeWriter) -> SyncerPlane:
-    config, layout = self._setup.config, self._setup.layout
-    return SyncerPlane(
-      layout=layout,
-      codec=self._setup.codec,
-      rules=rules,
-      merge_rules=merge.merge_rules(
-        [spec.path for spec in layout.tensors],
-        config.merge.rule,
-        config.merge.embedding_rule,
-        config.merge.embedding_pattern,
-      ),
-      outer=outer.make_outer(
-        name=config.outer.name,
-        learning_rate=config.outer.learning_rate,
-        momentum=config.outer.momentum,
-        nesterov=config.outer.nesterov,
-      ),
-      epoch=epoch,
-      tape=writer,
-    )
 
   def _make_driver(self, rules, writer: TapeWriter) -> Driver:
     telemetry = SyncerTelemetry(self._setup.workdir, rules)

@@ -53,7 +53,7 @@ class LearnerTelemetry(Telemetry):
     match event:
       case StepDone() if event.step % _EVERY_STEPS == 0:
         self.scalars(
-          {f"train/{k}": v for k, v in self._plane.last_metrics.items()}
+          {f"train/{k}": v for k, v in self._plane.arrays.last_metrics.items()}
           | {
             "time/step_ms": state.step_ns / MILLISECOND_NS,
             "time/exchange_ms": event.exchange_ns / MILLISECOND_NS,

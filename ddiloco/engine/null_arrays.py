@@ -1,0 +1,126 @@
+"""Arrays that are not there: for simulating the protocol alone.
+
+Every object keeps its place and its checks; its content says only what it
+is, so that a mix-up is found like any other damage.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddiloco.engine.ports import StepResult
+from ddiloco.engine.records import check_object
+from ddiloco.protocol.learner_types import ApplyFragments, Encode, Settle, Step
+from ddiloco.protocol.messages import Counted, FragmentState
+
+ANSWER_BYTES = 8  # of every fragment
+NORM = 1_000_000_000
+NON_FINITE = b"notanum!"
+
+
+class NullLearnerArrays:
+  """Stands in for `LearnerArrays`."""
+
+  def __init__(self, *, tokens_per_step: int, samples_per_step: int):
+    self._result = StepResult({}, tokens_per_step, samples_per_step)
+    self._fetched: set[tuple[int, int]] = set()
+    self.last_metrics: dict[str, float] = {}
+    self.spoil = ""  # non_finite: the next answer holds no numbers
+
+  def step(self, command: Step) -> StepResult:
+    """Nothing is computed."""
+    del command
+    return self._result
+
+  def prefetch(self, first_sample: int) -> None:
+    """Nothing is read."""
+
+  def finish(self, result: StepResult) -> float:
+    """No loss."""
+    del result
+    return 0.0
+
+  def copy_state(self) -> None:
+    """Nothing to copy."""
+
+  def place(
+    self, t: int, p: int, ref: FragmentState, data: bytes | None
+  ) -> None:
+    """Checks the object as `LearnerArrays` does."""
+    what = f"parameters of {ref.version}"
+    check_object(data, ref.params_bytes, ref.params_sha256, what)
+    self._fetched.add((t, p))
+
+  def apply(self, command: ApplyFragments) -> None:
+    """What is applied must have been placed."""
+    for p in command.fragments:
+      self._fetched.remove((command.round, p))
+    self._fetched = {
+      (t, p)
+      for t, p in self._fetched
+      if p not in command.fragments or t > command.round
+    }
+
+  def encode(self, command: Encode) -> Encode:
+    """The command itself stands for its arrays."""
+    return command
+
+  def part(self, encoded: Encode) -> bytes | None:
+    """Eight bytes a fragment."""
+    content = NON_FINITE if self.spoil == "non_finite" else b"gradient"
+    self.spoil = ""
+    return content * len(encoded.contributions)
+
+  def settle(self, command: Settle) -> None:
+    """No residual."""
+
+
+class NullSyncerArrays:
+  """Stands in for `SyncerArrays`."""
+
+  def __init__(self, num_fragments: int):
+    self._versions = dict.fromkeys(range(num_fragments), 0)
+    self._candidates: dict[int, list[int]] = {}
+    self._answers: set[tuple[int, int, int, int]] = set()
+
+  def load(
+    self, p: int, ref: FragmentState, params: bytes | None, outer: bytes | None
+  ) -> None:
+    """Checks the objects as `SyncerArrays` does."""
+    check_object(params, ref.params_bytes, ref.params_sha256, "parameters")
+    check_object(outer, ref.outer_bytes, ref.outer_sha256, "outer state")
+    self._versions[p] = ref.version
+
+  def stored(self, p: int, t: int | None = None) -> tuple[bytes, bytes]:
+    """The fragment and its version, in words."""
+    version = self._versions[p] if t is None else t
+    return b"%d of %d" % (p, version), b""
+
+  def inspect(
+    self, key: tuple[int, int, int, int], due: Sequence[int], data: bytes
+  ) -> tuple[int, ...] | None:
+    """Equal norms; None for an answer that holds no numbers."""
+    if NON_FINITE in data:
+      return None
+    self._answers.add(key)
+    return (NORM,) * len(due)
+
+  def drop(self, key: tuple[int, int, int, int]) -> None:
+    """Lets go of an answer."""
+    self._answers.discard(key)
+
+  def merge(
+    self, t: int, p: int, index: int, counted: Sequence[Counted]
+  ) -> Any:
+    """What is merged must be held."""
+    del index
+    for item in counted:
+      key = (t, item.learner, item.incarnation, item.attempt)
+      assert key in self._answers, key
+    self._candidates.setdefault(t, []).append(p)
+
+  def close(self, t: int, won: bool) -> None:
+    """The candidate becomes the truth, or not."""
+    for p in self._candidates.pop(t):
+      if won:
+        self._versions[p] = t
+    self._answers = {key for key in self._answers if key[0] > t}

@@ -1,0 +1,187 @@
+"""The syncer's arrays: global parameters, outer states, answers held."""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from ddiloco.algo import codecs, merge
+from ddiloco.algo.fragments import Layout
+from ddiloco.algo.outer import (
+  OuterStep,
+  make_outer,
+  state_from_bytes,
+  state_to_bytes,
+)
+from ddiloco.config import Config
+from ddiloco.engine.records import check_object, fragment_shapes, read_params
+from ddiloco.protocol.messages import Counted, FragmentState
+
+Key = tuple[int, int, int, int]  # round, learner, incarnation, attempt
+Fragment = tuple[tuple[Any, ...], Any]  # parameters, outer state
+NORM_UNITS = 1e9  # norms reach the machine as integers of 1e-9
+
+
+class SyncerArrays:
+  """What the syncer's plane needs of JAX."""
+
+  @classmethod
+  def from_config(
+    cls, config: Config, layout: Layout, codec: codecs.Codec
+  ) -> "SyncerArrays":
+    """With the merge rules and the outer optimizer of a config."""
+    rules, step = config.merge, config.outer
+    return cls(
+      layout,
+      codec,
+      merge_rules=merge.merge_rules(
+        [spec.path for spec in layout.tensors],
+        rules.rule,
+        rules.embedding_rule,
+        rules.embedding_pattern,
+      ),
+      outer=make_outer(
+        name=step.name,
+        learning_rate=step.learning_rate,
+        momentum=step.momentum,
+        nesterov=step.nesterov,
+      ),
+    )
+
+  def __init__(
+    self,
+    layout: Layout,
+    codec: codecs.Codec,
+    *,
+    merge_rules: Sequence[str],
+    outer: optax.GradientTransformation,
+  ):
+    """Takes the merge rule of every tensor and the outer optimizer."""
+    self._layout, self._codec = layout, codec
+    shapes = [fragment_shapes(layout, p) for p in range(layout.num_fragments)]
+    rules = [
+      tuple(merge_rules[i] for i in layout.fragment(p))
+      for p in range(layout.num_fragments)
+    ]
+    # Fragments of equal shapes share their compiled functions.
+    merger = functools.cache(lambda s, r: merge.Merger(codec, s, r))
+    outer_step = functools.cache(lambda s: OuterStep(outer, s))
+    self._mergers = list(map(merger, shapes, rules))
+    self._outer = list(map(outer_step, shapes))
+    self._inspect = [codecs.inspect(codec, s) for s in shapes]
+    self._bytes = [codecs.payload_bytes(codec, s) for s in shapes]
+    self._shapes = shapes
+    self._fragments: dict[int, Fragment] = {}
+    self._candidates: dict[int, dict[int, Fragment]] = {}
+    self._answers: dict[Key, dict[int, codecs.Payload]] = {}
+
+  # --- Parameters -----------------------------------------------------------
+
+  def initialise(self, leaves: Sequence[np.ndarray]) -> None:
+    """Takes a program's initial parameters, in the layout's order."""
+    for p in range(self._layout.num_fragments):
+      params = tuple(
+        np.array(leaves[i], np.float32) for i in self._layout.fragment(p)
+      )
+      self._fragments[p] = params, self._outer[p].init()
+
+  def load(
+    self, p: int, ref: FragmentState, params: bytes | None, outer: bytes | None
+  ) -> None:
+    """Takes a stored version of a fragment; `ValueError` if it is damaged."""
+    tensors = read_params(params, ref, self._shapes[p])
+    what = f"outer state of fragment {p}, version {ref.version}"
+    check_object(outer, ref.outer_bytes, ref.outer_sha256, what)
+    state = state_from_bytes(self._outer[p].init(), outer)
+    self._fragments[p] = tensors, state
+
+  def stored(self, p: int, t: int | None = None) -> tuple[bytes, bytes]:
+    """The bytes of a fragment and its outer state; of round t's candidate."""
+    params, state = self._fragments[p] if t is None else self._candidates[t][p]
+    return codecs.to_bytes(params), state_to_bytes(state)
+
+  @property
+  def params_digest(self) -> str:
+    """SHA-256 over the parameters of all fragments, in order."""
+    digest = hashlib.sha256()
+    for p in range(self._layout.num_fragments):
+      digest.update(codecs.to_bytes(self._fragments[p][0]))
+    return digest.hexdigest()
+
+  def warm_up(self) -> None:
+    """Compiles inspecting, merging and stepping before the first answer."""
+    for p, shapes in enumerate(self._shapes):
+      payload = tuple(
+        np.zeros(spec.shape, spec.dtype)
+        for spec in self._codec.payload_spec(shapes)
+      )
+      self._inspect[p](payload)
+      self._mergers[p].merge((payload,), (1.0,))
+      merged = self._mergers[p].merge((payload,) * 2, (0.5, 0.5))
+      jax.block_until_ready(self._outer[p].apply(*self._fragments[p], merged))
+
+  # --- Answers --------------------------------------------------------------
+
+  def inspect(
+    self, key: Key, due: Sequence[int], data: bytes
+  ) -> tuple[int, ...] | None:
+    """Holds an answer of the right size; its norms, None if not finite."""
+    view, payloads, norms, offset = memoryview(data), {}, [], 0
+    for p in due:
+      end = offset + self._bytes[p]
+      payloads[p] = codecs.from_bytes(
+        self._codec, self._shapes[p], view[offset:end]
+      )
+      offset = end
+      finite, lengths = self._inspect[p](payloads[p])
+      if not finite:
+        return None
+      norm = float(np.linalg.norm(np.asarray(lengths, np.float64)))
+      norms.append(round(norm * NORM_UNITS))
+    self._answers[key] = payloads
+    return tuple(norms)
+
+  def drop(self, key: Key) -> None:
+    """Lets go of an answer, if it is held."""
+    self._answers.pop(key, None)
+
+  # --- Rounds ---------------------------------------------------------------
+
+  def merge(
+    self, t: int, p: int, index: int, counted: Sequence[Counted]
+  ) -> Any:
+    """Dispatches one fragment's merge and outer step, as round t's candidate.
+
+    Args:
+      t: the round.
+      p: the fragment, the `index`-th of the round.
+      index: where the answers' contributions have it.
+      counted: the answers, in the order they are folded in.
+    """
+    weights = merge.token_weights(
+      [
+        (item.contributions[index].tokens, item.contributions[index].steps)
+        for item in counted
+      ]
+    )
+    held = [(t, a.learner, a.incarnation, a.attempt) for a in counted]
+    merged = self._mergers[p].merge(
+      (self._answers[key][p] for key in held), weights
+    )
+    fragment = self._outer[p].apply(*self._fragments[p], merged)
+    self._candidates.setdefault(t, {})[p] = fragment
+    return fragment
+
+  def close(self, t: int, won: bool) -> None:
+    """Round t has a commit: ours, whose candidate becomes the truth, or not."""
+    fragments = self._candidates.pop(t)
+    if won:
+      for p, fragment in fragments.items():
+        self._fragments[p] = jax.tree.map(np.asarray, fragment)
+    # A copy of the keys: other threads add answers meanwhile.
+    for key in [key for key in list(self._answers) if key[0] <= t]:
+      self._answers.pop(key, None)

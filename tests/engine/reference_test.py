@@ -1,0 +1,163 @@
+"""K = M under wait = exact equals the synchronous loop of the equations."""
+
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.engine.identity_test import assert_equal, distance
+from tests.engine.regression import Regression, make_config, make_world
+
+ROUNDS = 12
+BATCHES = (4, 2, 6)  # unequal, so that the weights matter
+SGD = {"learning_rate": 0.7, "momentum": 0.9}
+# When a commit is applied, for tau = 0, 1, 2. The syncer of these runs is
+# quick, so "as soon as it is seen" is one boundary after the answers; where
+# commits are looked for only once `wait` asks for them, it is t + max(tau, 1).
+DELAYS = {
+  ("when_seen", False): (0, 1, 1),
+  ("when_seen", True): (0, 1, 2),
+  ("at_overlap", False): (0, 1, 2),
+}
+SHAPES = [(1, 4), (3, 3), (4, 6), (6, 4), (6, 3)]  # (P, H)
+
+
+def programs():
+  return [Regression(m, batch_size=size) for m, size in enumerate(BATCHES)]
+
+
+def run(
+  fragments, interval, overlap, *, seen_late=False, script=None, **groups
+):
+  """A run of three unequal learners to its end."""
+  groups = {"stop": {"rounds": ROUNDS}, "outer": SGD} | groups
+  config = make_config(3, fragments, interval, overlap, **groups)
+  return make_world(
+    config, *programs(), commits_seen_late=seen_late, script=script
+  ).run()
+
+
+def synchronous(world, delay):
+  """The reference's history for the same recipe."""
+  config, layout = world.config, world.layout
+  embedding = config.merge.embedding_pattern
+  recipe = reference.Recipe(
+    fragments=[layout.fragment(p) for p in range(layout.num_fragments)],
+    interval=config.sync.interval_steps,
+    delay=delay,
+    rules=[
+      config.merge.embedding_rule if embedding in t.path else config.merge.rule
+      for t in layout.tensors
+    ],
+    learning_rate=config.outer.learning_rate,
+    momentum=config.outer.momentum,
+  )
+  return reference.train(programs(), recipe, world.committed)
+
+
+def assert_follows(world, history):
+  """Parameters and momenta agree after each round, to rounding."""
+  assert [c.round for c in world.commits[1:]] == history.rounds
+  for t, params in zip(history.rounds, history.params, strict=True):
+    assert distance(world.params_at(t), params) < 2e-6, t
+  last = world.commits[-1].round
+  for p, data in enumerate(world.outer_at(last)):
+    ours = np.frombuffer(data, np.float32)
+    theirs = [history.momenta[-1][i].ravel() for i in world.layout.fragment(p)]
+    np.testing.assert_allclose(ours, np.concatenate(theirs), atol=2e-6)
+
+
+@pytest.mark.parametrize("rule", ["average", "rda"])
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("apply, seen_late", DELAYS)
+def test_follows_the_equations(apply, seen_late, overlap, rule):
+  world = run(
+    4,
+    6,
+    overlap,
+    seen_late=seen_late,
+    sync={"apply": apply},
+    merge={"rule": rule},
+  )
+  delay = DELAYS[apply, seen_late][overlap]
+  assert_follows(world, synchronous(world, delay))
+
+
+@pytest.mark.parametrize("fragments, interval", SHAPES)
+def test_follows_them_for_any_schedule(fragments, interval):
+  world = run(
+    fragments, interval, 2, sync={"apply": "at_overlap"}, merge={"rule": "rda"}
+  )
+  assert_follows(world, synchronous(world, 2))
+
+
+def test_a_wrong_delay_is_noticed():
+  world = run(4, 6, 2, sync={"apply": "at_overlap"})
+  history = synchronous(world, 1)
+  last = history.params[-1]
+  assert distance(world.params_at(world.committed), last) > 1e-4
+
+
+def test_a_wrong_weight_is_noticed():
+  world = run(3, 3, 1)
+  for t in (1, 2, 3):
+    for item in world.commit(t).counted:
+      # A fragment's first round comes after fewer steps than H.
+      steps = item.contributions[0].steps
+      size = BATCHES[item.learner] * 3
+      assert item.contributions[0].tokens == steps * size
+  unweighted = [Regression(m) for m in range(3)]
+  recipe = reference.Recipe(
+    [world.layout.fragment(p) for p in range(3)],
+    3,
+    1,
+    ["average"] * 6,
+    0.7,
+    0.9,
+  )
+  history = reference.train(unweighted, recipe, 6)
+  assert distance(world.params_at(6), history.params[-1]) > 1e-4
+
+
+@pytest.mark.parametrize(
+  "overlap, script",
+  [
+    (0, (0, 1, 1, 2)),
+    (0, (2, 2, 0, 1)),
+    (2, (2, 1, 0)),
+    (2, (0, 1, 2, 2, 1, 0)),
+  ],
+)
+def test_the_order_of_steps_changes_no_bit(overlap, script):
+  """At t + tau, what a learner computes does not depend on when it does."""
+  ours, theirs = (
+    run(
+      3, 3, overlap, sync={"apply": "at_overlap"}, script=order and cycle(order)
+    )
+    for order in (None, script)
+  )
+  assert theirs.committed == ours.committed == ROUNDS
+  for t in range(ROUNDS + 1):
+    assert_equal(ours.params_at(t), theirs.params_at(t))
+
+
+@pytest.mark.parametrize(
+  "codec, tolerance", [("bf16", 3e-3), ("int8", 3e-3), ("int4", 3e-2)]
+)
+def test_compressed_answers_stay_close(codec, tolerance):
+  world = run(3, 3, 1, codec={"up": codec})
+  last = synchronous(world, 1).params[-1]
+  found = distance(world.params_at(world.committed), last)
+  assert 0 < found < tolerance
+
+
+def test_error_feedback_keeps_what_a_codec_leaves_out():
+  """Without it, int4 rounds the same small values away round after round."""
+  off = {}
+  for feedback in (False, True):
+    codec = {"up": "int4", "error_feedback": feedback}
+    world = run(3, 3, 1, codec=codec, outer={"momentum": 0.0})
+    last = synchronous(world, 1).params[-1]
+    off[feedback] = distance(world.params_at(world.committed), last)
+  assert off[True] < off[False]
