@@ -1,0 +1,229 @@
+"""One life of a role in the virtual world: its clock, its jobs, its death.
+
+What threads do in a live process, entries of the heap do here: lanes keep
+their order, pollers look at what is watched, timers go off on the life's own
+clock. A crash drops everything at once; what was on its way to the store
+still arrives there.
+"""
+
+import collections
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.engine.actor import Actor, Lane, Work
+from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job
+from ddiloco.sim.clock import Clock, Heap, spread
+from ddiloco.sim.exchange import SimExchange
+
+RETRY_NS = 200_000_000  # after an operation of a poller failed
+
+
+class Process:
+  """Drives one `Actor`, or a start-up job, in virtual time.
+
+  Subclasses say what is watched and how long things take.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    heap: Heap,
+    clock: Clock,
+    exchange: SimExchange,
+    rng: random.Random,
+    *,
+    ended: Callable[["Process", str], None],
+  ):
+    """Takes the world it lives in; `ended` is told how it ends."""
+    self.name, self.heap, self.clock = name, heap, clock
+    self.exchange, self.rng = exchange, rng
+    self.actor: Actor | None = None
+    self.alive = True
+    self.paused = False
+    self._ended = ended
+    self._deferred: list[Callable[[], None]] = []
+    self._lanes: dict[Lane, collections.deque[tuple[Job, Any]]] = {
+      lane: collections.deque() for lane in Lane
+    }
+    self._busy: set[Lane] = set()
+    self._watching: set[str] = set()
+    self._timer_ns: int | None = None
+
+  # --- What subclasses say --------------------------------------------------
+
+  def wake_ns(self, now_ns: int) -> int | None:
+    """When the machine wants a tick, on the life's own clock."""
+    raise NotImplementedError
+
+  def tick(self) -> Any:
+    """The machine's event for it."""
+    raise NotImplementedError
+
+  def watched(self) -> dict[str, Callable[[], Job]]:
+    """Keys to look for, and the job that looks."""
+    raise NotImplementedError
+
+  def compute_ns(self) -> int:
+    """How long the compute lane's next job waits for its arrays."""
+    raise NotImplementedError
+
+  def transition(self, before: Any, event: Any, after: Any) -> None:
+    """Called after every transition; the world counts and checks."""
+
+  # --- Life and death -------------------------------------------------------
+
+  def run(
+    self, job: Job, done: Callable[[Any], None], lane: Lane = Lane.PARALLEL
+  ) -> None:
+    """Runs a job; `done` gets what it returns."""
+    self._lanes[lane].append((job, done))
+    self._start(lane)
+
+  def guard(self, action: Callable[[], None]) -> Callable[[], None]:
+    """An action of this life: dropped once it is dead, late if it is paused."""
+
+    def guarded() -> None:
+      if not self.alive:
+        return
+      if self.paused:
+        self._deferred.append(guarded)
+      else:
+        action()
+
+    return guarded
+
+  def end(self, reason: str) -> None:
+    """Dies, or leaves."""
+    if self.alive:
+      self.alive = False
+      self._ended(self, reason)
+
+  def pause(self) -> None:
+    """Stops as SIGSTOP does."""
+    self.paused = True
+
+  def resume(self) -> None:
+    """Goes on; what came meanwhile comes now."""
+    self.paused = False
+    deferred, self._deferred = self._deferred, []
+    for action in deferred:
+      self.heap.after(0, action)
+
+  # --- Jobs -----------------------------------------------------------------
+
+  def _start(self, lane: Lane) -> None:
+    queue = self._lanes[lane]
+    while queue and (lane is Lane.PARALLEL or lane not in self._busy):
+      job, done = queue.popleft()
+      self._busy.add(lane)
+      self._advance(lane, job, done, None)
+
+  def _advance(
+    self, lane: Lane, job: Job, done: Callable[[Any], None], answer: Any
+  ) -> None:
+    try:
+      if isinstance(answer, ExchangeError):
+        request = job.throw(answer)
+      else:
+        request = job.send(answer)
+    except StopIteration as stop:
+      self._busy.discard(lane)
+      done(stop.value)
+      if self.alive:
+        self._start(lane)
+      return
+    except (ExchangeError, DamagedRun) as error:
+      self._busy.discard(lane)
+      self.end(f"{type(error).__name__}: {error}")
+      return
+    if isinstance(request, Call):
+      self.exchange.submit(
+        self.name,
+        request,
+        lambda result: self.guard(
+          lambda: self._advance(lane, job, done, result)
+        )(),
+      )
+      return
+    wait_ns = self.compute_ns() if lane is Lane.COMPUTE else 0
+    self.heap.after(
+      wait_ns, self.guard(lambda: self._advance(lane, job, done, None))
+    )
+
+  # --- Events ---------------------------------------------------------------
+
+  def deliver(self, event: Any) -> None:
+    """One transition of the machine, and what follows from it."""
+    if event is None or not self.alive:
+      return
+    actor, before = self.actor, self.actor.state
+    event = dataclasses.replace(event, now_ns=self.clock.now_ns())
+    for work in actor.handle(event):
+      self._submit(work)
+    self.transition(before, event, actor.state)
+    if actor.state.done:
+      self._leave()
+      return
+    self._watch()
+    self._set_timer()
+
+  def _submit(self, work: Work) -> None:
+    self.run(work.job, self.deliver, work.lane)
+
+  def _leave(self) -> None:
+    """The machine has stopped: the tape goes out, then the life ends."""
+    self.run(
+      self.actor.tape.flush(),
+      lambda _: self.end(self.actor.state.stopping),
+      Lane.ORDERED,
+    )
+
+  def _watch(self) -> None:
+    for key, look in self.watched().items():
+      if key not in self._watching:
+        self._watching.add(key)
+        self.exchange.when(key, self.guard(self._look(key, look)))
+
+  def _look(self, key: str, look: Callable[[], Job]) -> Callable[[], None]:
+    def action() -> None:
+      if key not in self.watched():
+        self._watching.discard(key)
+      else:
+        self.run(self._patient(look()), found)
+
+    def found(event: Any) -> None:
+      self._watching.discard(key)
+      if event is not None:
+        self.deliver(event)
+      else:  # a stale read, or a store that was away
+        delay_ns = spread(self.rng, RETRY_NS, 0.5)
+        self.heap.after(delay_ns, self.guard(self._watch))
+
+    return action
+
+  def _patient(self, job: Job) -> Job:
+    """A poller's job: a store that is away is no reason to die."""
+    try:
+      return (yield from job)
+    except ExchangeError:
+      return None
+
+  def _set_timer(self) -> None:
+    now_ns = self.clock.now_ns()
+    wake_ns = self.wake_ns(now_ns)
+    if wake_ns is None or wake_ns == self._timer_ns:
+      return
+    self._timer_ns = wake_ns
+
+    def ring() -> None:
+      if self._timer_ns != wake_ns:
+        return  # set to another time since
+      self._timer_ns = None
+      if self.clock.now_ns() < wake_ns:
+        self._set_timer()
+      else:
+        self.deliver(self.tick())
+
+    self.heap.at(self.clock.true_ns(wake_ns), self.guard(ring))

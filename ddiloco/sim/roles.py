@@ -1,0 +1,319 @@
+"""The two roles as lives in the virtual world."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.config import Config, seconds_to_ns
+from ddiloco.engine import startup
+from ddiloco.engine.actor import Actor
+from ddiloco.engine.learner_plane import LearnerPlane
+from ddiloco.engine.ports import Call, Job
+from ddiloco.engine.syncer_plane import SyncerPlane
+from ddiloco.engine.tape_writer import TapeWriter
+from ddiloco.protocol import invariants, keys, messages, tape
+from ddiloco.protocol import learner as learner_machine
+from ddiloco.protocol import syncer as syncer_machine
+from ddiloco.protocol.learner_types import (
+  Joined,
+  StopRequested,
+  Tick,
+)
+from ddiloco.protocol.messages import Genesis, Member
+from ddiloco.protocol.rules import Rules
+from ddiloco.protocol.syncer_types import Opened
+from ddiloco.protocol.syncer_types import StopRequested as StopSyncer
+from ddiloco.protocol.syncer_types import Tick as SyncerTick
+from ddiloco.sim.process import RETRY_NS, Process
+
+SELDOM_NS = 1_000_000_000
+Header = Callable[[str, int], tape.Header]
+
+
+class LearnerProcess(Process):
+  """One life of a learner."""
+
+  def __init__(
+    self,
+    *args: Any,
+    learner: int,
+    config: Config,
+    rules: Rules,
+    compute: Any,
+    header: Header,
+    step_ns: Callable[[], int],
+    machine: Any = learner_machine,
+    **kwargs: Any,
+  ):
+    super().__init__(*args, **kwargs)
+    self.learner, self.rules = learner, rules
+    self._config, self._compute, self._header = config, compute, header
+    self._step_ns, self._machine = step_ns, machine
+    self._member: Member | None = None
+
+  def start(self) -> None:
+    """Joins the run, as soon as there is one to join."""
+    self.run(self._patient(self._join()), self._joined)
+
+  def _join(self) -> Job:
+    newest = yield from startup.find_newest(self.rules.schedule)
+    if newest is None:
+      return None
+    params = {}
+    for p, ref in enumerate(newest.commit.fragments):
+      item = yield Call("get", (keys.params(ref.version, p, ref.epoch),))
+      params[p] = item and item.value
+    member, last = yield from startup.claim_member(
+      newest.commit.run_id, self.learner, self.name, "sim", 0
+    )
+    return newest, params, member, last
+
+  def _joined(self, found: Any) -> None:
+    arrays = None
+    if found is not None:
+      newest, params, member, last = found
+      arrays = self._compute.learner_arrays(self.learner, newest, params)
+    if arrays is None:  # no run yet, or retention was faster
+      self.heap.after(RETRY_NS, self.guard(self.start))
+      return
+    self._member = member
+    position = self._compute.position(self.learner)
+    writer = TapeWriter(
+      self._header(tape.learner_actor(self.learner), member.incarnation)
+    )
+    commit = newest.commit
+    plane = LearnerPlane(
+      arrays=arrays,
+      rules=self.rules,
+      learner=self.learner,
+      incarnation=member.incarnation,
+      newest=(newest.digest, commit),
+      tape=writer,
+      now_ns=lambda: 0,
+      save_checkpoint=self._compute.saver(self.learner),
+    )
+    self.actor = Actor(
+      start=self._machine.start,
+      step=self._machine.step,
+      check=invariants.check_learner,
+      rules=self.rules,
+      plane=plane,
+      tape=writer,
+    )
+    self.deliver(
+      Joined(
+        now_ns=0,
+        learner=self.learner,
+        incarnation=member.incarnation,
+        seen=commit.round,
+        run_tokens=commit.tokens,
+        versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
+        next_sample=max(position, last.next_sample if last else 0),
+      )
+    )
+    self._beat_later()
+    self._look_past_later()
+
+  # --- Process --------------------------------------------------------------
+
+  def wake_ns(self, now_ns: int) -> int | None:
+    """See `Process`."""
+    return self._machine.wake_ns(self.actor.state, now_ns)
+
+  def tick(self) -> Any:
+    """See `Process`."""
+    return Tick(0)
+
+  def watched(self) -> dict[str, Callable[[], Job]]:
+    """The commit of the next round."""
+    t = self._machine.watched(self.actor.state, self.rules)
+    return {} if t is None else {keys.commit(t): lambda: self._poll(t)}
+
+  def compute_ns(self) -> int:
+    """An inner step."""
+    return self._step_ns()
+
+  def stop(self, reason: str) -> None:
+    """Asks the life to end at the next boundary."""
+    if self.actor is None:
+      self.end(reason)
+    else:
+      self.deliver(StopRequested(0, reason))
+
+  # --- What runs beside -----------------------------------------------------
+
+  def _poll(self, t: int) -> Job:
+    state = self.actor.state
+    if self._machine.watched(state, self.rules) != t:
+      return None
+    return (yield from self.actor.plane.poll(t))
+
+  def _beat_later(self) -> None:
+    every_ns = seconds_to_ns(self._config.live.heartbeat_s)
+    self.heap.after(every_ns, self.guard(self._beat))
+
+  def _beat(self) -> None:
+    state = self.actor.state
+    self._member = dataclasses.replace(
+      self._member,
+      beat=self._member.beat + 1,
+      seen=state.seen,
+      steps=state.step,
+      tokens=state.tokens,
+      next_sample=state.next_sample,
+    )
+    self.run(self._patient(self._heartbeat()), self._beaten)
+
+  def _heartbeat(self) -> Job:
+    incarnation = self._member.incarnation
+    newer = yield Call("get", (keys.member(self.learner, incarnation + 1),))
+    if newer is not None:
+      return StopRequested(0, "superseded by a newer life")
+    key = keys.member(self.learner, incarnation)
+    yield Call("put", (key, messages.encode(self._member)))
+    return None
+
+  def _beaten(self, event: Any) -> None:
+    self.deliver(event)
+    self._beat_later()
+
+  def _look_past_later(self) -> None:
+    self.heap.after(SELDOM_NS, self.guard(self._look_past))
+
+  def _look_past(self) -> None:
+    t = self._machine.watched(self.actor.state, self.rules)
+    if t is not None:
+      self.run(self._patient(self._past(t)), self.deliver)
+    self._look_past_later()
+
+  def _past(self, t: int) -> Job:
+    """Goes on from the newest commit if round t's is gone for good."""
+    if (yield Call("get", (keys.commit(t),))) is not None:
+      return None
+    event = yield from self.actor.plane.catch_up(t)
+    if self._machine.watched(self.actor.state, self.rules) != t:
+      return None  # it was seen meanwhile
+    return event
+
+
+class SyncerProcess(Process):
+  """One life of the syncer."""
+
+  def __init__(
+    self,
+    *args: Any,
+    config: Config,
+    rules: Rules,
+    compute: Any,
+    genesis: Genesis,
+    header: Header,
+    merge_ns: Callable[[], int],
+    machine: Any = syncer_machine,
+    **kwargs: Any,
+  ):
+    super().__init__(*args, **kwargs)
+    self.rules = rules
+    self._config, self._compute = config, compute
+    self._genesis, self._header = genesis, header
+    self._merge_ns, self._machine = merge_ns, machine
+    self._epoch = 0
+
+  def start(self) -> None:
+    """Takes the lease, then creates the run or goes on with it."""
+    self.run(self._patient(self._open()), self._opened)
+
+  def _open(self) -> Job:
+    held = yield Call("get", (keys.LEASE,))
+    claim = yield from startup.claim_lease(self.name, "sim", 0, held)
+    if claim is None:
+      return None
+    epoch = claim[0].epoch
+    writer = TapeWriter(self._header(tape.SYNCER, epoch), durable=True)
+    plane = SyncerPlane(
+      arrays=self._compute.syncer_arrays(),
+      rules=self.rules,
+      epoch=epoch,
+      tape=writer,
+    )
+    newest = yield from startup.find_newest(self.rules.schedule)
+    if newest is None:
+      fragments = yield from plane.initialise()
+      newest = yield from startup.create_run(
+        self.rules.run_id, self._genesis, epoch, fragments
+      )
+    else:
+      yield from plane.load(newest.commit)
+    yield from plane.sweep_all(newest.commit)
+    return newest, epoch, plane, writer
+
+  def _opened(self, found: Any) -> None:
+    if found is None:
+      self.heap.after(RETRY_NS, self.guard(self.start))
+      return
+    newest, epoch, plane, writer = found
+    self.actor = Actor(
+      start=self._machine.start,
+      step=self._machine.step,
+      check=invariants.check_syncer,
+      rules=self.rules,
+      plane=plane,
+      tape=writer,
+    )
+    self.deliver(Opened(0, epoch, newest.commit, newest.digest))
+    self._seldom()
+
+  # --- Process --------------------------------------------------------------
+
+  def wake_ns(self, now_ns: int) -> int | None:
+    """See `Process`."""
+    return self._machine.wake_ns(self.actor.state, now_ns, self.rules)
+
+  def tick(self) -> Any:
+    """See `Process`."""
+    return SyncerTick(0)
+
+  def watched(self) -> dict[str, Callable[[], Job]]:
+    """The next answers of everybody known."""
+    poll = self.actor.plane.poll_answer
+    return {
+      keys.answer_header(*key): lambda key=key: poll(key)
+      for key in self._machine.watched(self.actor.state)
+    }
+
+  def compute_ns(self) -> int:
+    """A merge."""
+    return self._merge_ns()
+
+  def stop(self, reason: str) -> None:
+    """Asks the life to end once no commit is under way."""
+    if self.actor is None:
+      self.end(reason)
+    else:
+      self.deliver(StopSyncer(0, reason))
+
+  # --- What runs beside -----------------------------------------------------
+
+  def _seldom(self) -> None:
+    """What no watched key tells: members, odd answers, other syncers."""
+    if self.actor.state.done:
+      return
+    self.run(self._patient(self._look_around()), self._seen)
+
+  def _look_around(self) -> Job:
+    plane, events = self.actor.plane, []
+    for view in self.actor.state.rounds:
+      known = {(view.round, *life) for life in view.tried}
+      for key in (yield from plane.list_answers(view.round)):
+        if key not in known:
+          events.append((yield from plane.poll_answer(key)))
+    for life in (yield from plane.list_members()):
+      events.append((yield from plane.poll_member(*life)))
+    rounds = self.actor.state.rounds
+    if rounds:
+      events.append((yield from plane.poll_overtaken(rounds[0].round)))
+    return events
+
+  def _seen(self, events: list[Any] | None) -> None:
+    for event in events or ():
+      self.deliver(event)
+    self.heap.after(SELDOM_NS, self.guard(self._seldom))
