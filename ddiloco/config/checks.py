@@ -98,6 +98,7 @@ def validate(config: Config) -> None:
     known = f"the choices are {', '.join(choices)}"
     _require(flat[key] in choices, key, flat[key], known, "Choose one.")
   _validate_sync(config)
+  _validate_merging(config)
   _validate_inner(config)
   _validate_islands(config)
   _validate_model(config)
@@ -151,6 +152,9 @@ def _validate_sync(config: Config) -> None:
     "Steps of a learner that never waits are no global clock: set "
     "sync.wait='exact'.",
   )
+
+
+def _validate_merging(config: Config) -> None:
   _require(
     config.stop.rounds > 0 or config.stop.tokens > 0,
     "stop.rounds",

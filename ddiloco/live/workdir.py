@@ -39,6 +39,7 @@ def lock(workdir: pathlib.Path) -> IO[str]:
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:
+    file.close()
     raise ConfigError(
       f"{workdir} is in use by another launch.local. Stop that one, or choose "
       "another --workdir."
