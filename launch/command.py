@@ -58,6 +58,8 @@ def _parse(argv: list[str]) -> list[str]:
     print(f"error: {error}", file=sys.stderr)
   except Exception as error:  # a config file may raise anything
     # A locked ConfigDict quotes its message, line breaks and all.
-    reason = str(error).strip("'").replace("\\n", ". ").replace("\\'", "'")
+    reason = str(error).replace("\\n", ". ").replace("\\'", "'")
+    if reason[:1] == reason[-1:] == "'":
+      reason = reason[1:-1]
     print(f"error: --config: {type(error).__name__}: {reason}", file=sys.stderr)
   sys.exit(Exit.USER_ERROR)

@@ -1,5 +1,7 @@
 """What `launch.local` shows while a run goes on."""
 
+import pathlib
+import shutil
 import sys
 import time
 
@@ -13,13 +15,17 @@ from ddiloco.live.monitor import View
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0  # without a commit before somebody is named
+_FULL_BYTES = 1 << 20  # with less space than this left, a disk counts as full
 
 
 class Progress:
   """A table on a terminal, plain lines elsewhere."""
 
-  def __init__(self, config: Config, children: dict[str, Child]):
+  def __init__(
+    self, config: Config, children: dict[str, Child], workdir: pathlib.Path
+  ):
     self._config, self._children = config, children
+    self._workdir = workdir
     self._console = Console(stderr=True)
     self._begun_s = self._line_s = time.monotonic()
     self._live: Live | None = None
@@ -64,11 +70,16 @@ class Progress:
     return f"{rounds}, {tokens:,}{share} tokens, {counted} learners merged"
 
   def _missing(self, view: View) -> str:
-    """Names who is not there when rounds stop closing."""
+    """Names who or what is missing when rounds stop closing."""
     quiet_s = time.monotonic() - max(view.commit_s, self._begun_s)
     if quiet_s < _QUIET_S or view.commit is None:
       starting = [c.name for c in self._children.values() if not c.ready]
       return f"; starting: {', '.join(starting)}" if starting else ""
+    if shutil.disk_usage(self._workdir).free < _FULL_BYTES:
+      return (
+        f"; no commit for {quiet_s:.0f} s: the disk of {self._workdir} is "
+        "full. Free some space and the run goes on"
+      )
     alive = [c.name for c in self._children.values() if c.running and c.ready]
     return (
       f"; no commit for {quiet_s:.0f} s: quorum is "

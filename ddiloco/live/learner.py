@@ -240,14 +240,18 @@ class Life:
         driver.stopped.wait(pace.sleep_s())
 
   def _heartbeat(self) -> None:
-    member = self._member
+    driver, member = self._driver, self._member
     next_life = keys.member(self._learner, member.incarnation + 1)
-    while not self._driver.stopped.wait(self._live.heartbeat_s):
+    # The first beat says that the first step is done: programs are compiled.
+    while driver.actor.state is None or not driver.actor.state.step:
+      if driver.stopped.wait(self._live.heartbeat_s / 10):
+        return
+    while True:
       try:
-        newer = self._driver.exchange.get(next_life)
+        newer = driver.exchange.get(next_life)
         if newer is not None:
           other = messages.decode(messages.Member, newer.value)
-          self._driver.request_stop(
+          driver.request_stop(
             f"{SUPERSEDED} by life {other.incarnation} of learner "
             f"{self._learner} on {other.host}, process {other.pid}"
           )
@@ -255,6 +259,8 @@ class Life:
         self._write_member(left=False)
       except ExchangeError as error:
         logger.warning("no heartbeat for now: %s", error)
+      if driver.stopped.wait(self._live.heartbeat_s):
+        return
 
   def _write_member(self, *, left: bool) -> None:
     state = self._driver.actor.state

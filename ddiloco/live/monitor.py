@@ -32,7 +32,7 @@ class Monitor:
 
   def __init__(self, exchange: Exchange, schedule: Schedule):
     self._exchange, self._schedule = exchange, schedule
-    self._members_s = 0.0
+    self._members_s = self._listed_s = 0.0
     self.view = View()
 
   def poll(self) -> bool:
@@ -54,12 +54,13 @@ class Monitor:
       if not self._see(keys.commit(self._schedule.next_round(view.round))):
         break
       moved = True
-    if not moved and time.monotonic() - view.commit_s > _LIST_AFTER_S:
+    since_s = max(view.commit_s, self._listed_s)
+    if not moved and time.monotonic() - since_s > _LIST_AFTER_S:
       rounds = [
         keys.commit_round(name) or 0
         for name in self._exchange.list(keys.COMMITS)
       ]
-      view.commit_s = time.monotonic()
+      self._listed_s = time.monotonic()
       if max(rounds, default=0) > view.round:
         moved = self._see(keys.commit(max(rounds)))
     return moved

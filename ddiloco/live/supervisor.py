@@ -51,7 +51,7 @@ class Supervisor:
       sync.num_fragments, sync.interval_steps, sync.overlap_steps
     )
     self._monitor = Monitor(exchange, schedule)
-    self._progress = Progress(config, self.children)
+    self._progress = Progress(config, self.children, workdir)
     self._stop = threading.Event()
     self._reason = ""
     self.exit = Exit.OK
@@ -253,6 +253,7 @@ class Supervisor:
     if not evaluator.running and not evaluator.over:
       evaluator.start(self._journal)
     stop_s = time.monotonic() + _STOP_S
+    kill_s = stop_s + _STOP_S
     give_up_s = time.monotonic() + _EVALUATOR_S
     while not self._stop.is_set():
       running = []
@@ -267,8 +268,10 @@ class Supervisor:
       self._faults.tick(self._monitor.view.round)
       if not running or time.monotonic() > give_up_s:
         return
-      if time.monotonic() > stop_s and running != [evaluator]:
-        return
+      for child in running:  # still starting, perhaps
+        if child is not evaluator and time.monotonic() > stop_s:
+          late = time.monotonic() > kill_s
+          child.send(signal.SIGKILL if late else signal.SIGTERM)
       self._stop.wait(_TICK_S)
 
   def _stop_all(self) -> None:
