@@ -43,10 +43,10 @@ def test_its_program_trains_as_written():
     "my_jitted_step": my_jitted_step,
   }
   exec(compile(code, "README.md", "exec"), names)
-  config = free_config(2, 2, 4, stop={"rounds": 60})
+  config = free_config(2, 2, 4, stop={"rounds": 150})
   programs = [names["build"](config, learner) for learner in (0, 1)]
   world = Lockstep(config, programs).start().run()
-  mean, spread = world.params_at(60)
+  mean, spread = world.params_at(150)
   assert np.all(np.abs(mean - 3) < 1) and np.all(spread == 1)
 
 

@@ -6,7 +6,9 @@ optimizer descends along it. With momentum mu and learning rate eta,
   b <- mu b + D,   theta <- theta - eta (D + mu b)     (Nesterov)
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from ddiloco.algo import codecs
 Params = tuple[jax.Array, ...]
 
 
+@functools.cache  # equal optimizers share their compiled steps
 def make_outer(
   *,
   name: str = "sgd",
@@ -54,7 +57,7 @@ class OuterStep:
     """Takes any optax transformation and the shapes of the tensors."""
     self._tx = tx
     self._shapes = shapes
-    self._apply = jax.jit(self._step)
+    self._apply = _compiled(tx)
 
   def init(self) -> optax.OptState:
     """The state before the first step."""
@@ -66,11 +69,17 @@ class OuterStep:
     """One step: f32 parameters and outer gradient to the next parameters."""
     return self._apply(params, state, merged)
 
-  def _step(
-    self, params: Params, state: optax.OptState, merged: Params
-  ) -> tuple[Params, optax.OptState]:
-    updates, state = self._tx.update(merged, state, params)
+
+@functools.cache
+def _compiled(
+  tx: optax.GradientTransformation,
+) -> Callable[..., tuple[Params, optax.OptState]]:
+  @jax.jit
+  def step(params, state, merged):
+    updates, state = tx.update(merged, state, params)
     return optax.apply_updates(params, updates), state
+
+  return step
 
 
 def state_to_bytes(state: optax.OptState) -> bytes:
