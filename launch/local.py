@@ -7,21 +7,9 @@
 Run again on the same workdir, it resumes.
 """
 
-import pathlib
-
-from absl import flags
-
-from ddiloco.config import ConfigError
-from ddiloco.protocol import faults as fault_script
 from ddiloco.types import Exit, Status
-from launch import command
+from launch import command, faults
 from launch import flags as common
-
-FAULTS = flags.DEFINE_string(
-  "faults",
-  None,
-  "A fault script: a file, or its text; instead of the config's own.",
-)
 
 
 def main() -> int:
@@ -32,7 +20,7 @@ def main() -> int:
 
   workdir = common.workdir()
   config = common.config(workdir)
-  faults = _faults(config)
+  script = faults.script(config, live=True)
   with workdir_lib.lock(workdir):
     url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
     exchange = workdir_lib.open_exchange(url)
@@ -40,7 +28,7 @@ def main() -> int:
     workdir_lib.settle_config(workdir, config, started=started)
     supervisor = Supervisor(
       config,
-      faults,
+      script,
       workdir=workdir,
       exchange=exchange,
       arguments=(f"--workdir={workdir}", f"--exchange={url}"),
@@ -52,23 +40,6 @@ def main() -> int:
     if status is Status.STOPPED:
       print("Stopped. The same command goes on from here.")
     return supervisor.exit
-
-
-def _faults(config) -> tuple[fault_script.Fault, ...]:
-  text = config.faults if FAULTS.value is None else FAULTS.value
-  path = pathlib.Path(text)
-  try:
-    if text and len(text) < 4096 and path.is_file():
-      text = path.read_text()
-    script = fault_script.parse(text) if text.strip() else ()
-    fault_script.check(
-      script,
-      learners=config.learners.count,
-      stop_rounds=config.stop.rounds or None,
-    )
-  except (ValueError, OSError) as error:
-    raise ConfigError(f"--faults: {error}") from error
-  return script
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def train(programs: Sequence[Any], recipe: Recipe, steps: int) -> History:
       weights = [learner.weight(p) for learner in learners]
       for i in recipe.fragments[p]:
         gradients = [learner.outer_gradient(i) for learner in learners]
-        merged = _merge(gradients, weights, recipe.rules[i])
+        merged = merge(gradients, weights, recipe.rules[i])
         momentum = recipe.momentum * momenta[i].astype(np.float64) + merged
         update = merged + recipe.momentum * momentum
         momenta[i] = momentum.astype(np.float32)
@@ -127,9 +127,10 @@ def _deliver(
       learner.overwrite(p, merged_at[t])
 
 
-def _merge(
+def merge(
   gradients: list[np.ndarray], weights: list[float], rule: str
 ) -> np.ndarray:
+  """The paper's Merge of one tensor's outer gradients, in float64."""
   shares = [w / sum(weights) for w in weights]
   vectors = [gradient.astype(np.float64) for gradient in gradients]
   if rule == "average":

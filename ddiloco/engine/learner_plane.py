@@ -4,6 +4,7 @@ What has to be waited for, and everything that touches the exchange, is a
 job; see `ports`.
 """
 
+import collections
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from ddiloco.protocol.learner_types import (
   StepDone,
 )
 from ddiloco.protocol.messages import AnswerHeader, Commit, FragmentState
+from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
 
 # Called with the state and its position; returns once both are on disk.
@@ -70,6 +72,8 @@ class LearnerPlane(Plane):
     self._previous, commit = newest
     self._refs = {p: {s.version: s} for p, s in enumerate(commit.fragments)}
     self._exchange_ns = 0
+    # At most one copy waits for the tape: a newer one takes its place.
+    self._unsaved: collections.deque = collections.deque(maxlen=1)
 
   # --- Commands -------------------------------------------------------------
 
@@ -92,8 +96,8 @@ class LearnerPlane(Plane):
       case Settle():
         self.arrays.settle(command)
       case Checkpoint() if self._save_checkpoint is not None:
-        copy = self.arrays.copy_state()
-        work = Work(Lane.CHECKPOINT, self._checkpoint(command, copy))
+        self._unsaved.append((command, self.arrays.copy_state()))
+        work = Work(Lane.ORDERED, self._record_checkpoint())
     self._exchange_ns += self._now_ns() - begin_ns
     return work
 
@@ -110,9 +114,19 @@ class LearnerPlane(Plane):
       0, command.step, result.tokens, result.samples, loss, exchange_ns
     )
 
+  def _record_checkpoint(self) -> Job:
+    """The tape goes first: a replay must know what a later life restores."""
+    try:
+      command, copy = self._unsaved.popleft()
+      yield from self._tape.flush()
+    except (IndexError, ExchangeError):
+      return None  # replaced by a newer one, or the next one will do
+    return Work(Lane.CHECKPOINT, self._checkpoint(command, copy))
+
   def _checkpoint(self, command: Checkpoint, copy: Any) -> Job:
     yield Ready(copy)
     position = {
+      "incarnation": self._incarnation,
       "step": command.step,
       "seen": command.seen,
       "next_sample": command.next_sample,
@@ -163,7 +177,7 @@ class LearnerPlane(Plane):
   def poll(self, t: int) -> Job:
     """Looks for the commit of round t: `CommitSeen`, or None."""
     item = yield Call("get", (keys.commit(t),))
-    if item is None:
+    if item is None or item.value == SWEPT:
       return None
     commit = read_commit(item.value, t, self._rules.run_id)
     if commit.previous != self._previous:
@@ -194,7 +208,7 @@ class LearnerPlane(Plane):
     item = None
     if newest > t:
       item = yield Call("get", (keys.commit(newest),))
-    if item is None:
+    if item is None or item.value == SWEPT:
       return None
     commit = read_commit(item.value, newest, self._rules.run_id)
     self._previous = wire.sha256(item.value)

@@ -12,9 +12,9 @@ from ddiloco.engine.records import check_object
 from ddiloco.protocol.learner_types import ApplyFragments, Encode, Settle, Step
 from ddiloco.protocol.messages import Counted, FragmentState
 
-ANSWER_BYTES = 8  # of every fragment
+ANSWER_BYTES = 8  # of every fragment: its norm in 1e-9, big-endian
 NORM = 1_000_000_000
-NON_FINITE = b"notanum!"
+NON_FINITE = b"\xff" * ANSWER_BYTES
 
 
 class NullLearnerArrays:
@@ -24,7 +24,6 @@ class NullLearnerArrays:
     self._result = StepResult({}, tokens_per_step, samples_per_step)
     self._fetched: set[tuple[int, int]] = set()
     self.last_metrics: dict[str, float] = {}
-    self.spoil = ""  # non_finite: the next answer holds no numbers
 
   def step(self, command: Step) -> StepResult:
     """Nothing is computed."""
@@ -65,10 +64,8 @@ class NullLearnerArrays:
     return command
 
   def part(self, encoded: Encode) -> bytes | None:
-    """Eight bytes a fragment."""
-    content = NON_FINITE if self.spoil == "non_finite" else b"gradient"
-    self.spoil = ""
-    return content * len(encoded.contributions)
+    """Nothing but a norm for every fragment."""
+    return NORM.to_bytes(ANSWER_BYTES) * len(encoded.contributions)
 
   def settle(self, command: Settle) -> None:
     """No residual."""
@@ -98,11 +95,13 @@ class NullSyncerArrays:
   def inspect(
     self, key: tuple[int, int, int, int], due: Sequence[int], data: bytes
   ) -> tuple[int, ...] | None:
-    """Equal norms; None for an answer that holds no numbers."""
-    if NON_FINITE in data:
+    """The norms; None for an answer that holds no numbers."""
+    size = ANSWER_BYTES
+    norms = [data[i * size : (i + 1) * size] for i in range(len(due))]
+    if NON_FINITE in norms:
       return None
     self._answers.add(key)
-    return (NORM,) * len(due)
+    return tuple(map(int.from_bytes, norms))
 
   def drop(self, key: tuple[int, int, int, int]) -> None:
     """Lets go of an answer."""

@@ -3,7 +3,8 @@
 A *job* is a generator that yields requests (`Call`, `Ready`) and returns one
 machine event. Whoever drives the engine decides when each request happens:
 threads in a live run, a virtual clock in a simulation. Jobs never touch a
-clock, a thread or a store themselves.
+clock, a thread or a store themselves. A job that has to go on in another
+lane returns the `Work` to do there instead.
 """
 
 from collections.abc import Generator

@@ -1,5 +1,8 @@
 """Reads a run's records and arrays from the exchange, trusting nothing."""
 
+import hashlib
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -39,6 +42,15 @@ def read_params(
   )
   specs = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
   return codecs.unpack(specs, data)
+
+
+def params_digest(layout: Layout, params: Any) -> str:
+  """SHA-256 over the fragments' f32 parameters, in order."""
+  leaves, digest = jax.tree.leaves(params), hashlib.sha256()
+  for p in range(layout.num_fragments):
+    for i in layout.fragment(p):
+      digest.update(np.asarray(leaves[i], "<f4").tobytes())
+  return digest.hexdigest()
 
 
 def check_object(

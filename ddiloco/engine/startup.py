@@ -10,6 +10,7 @@ from ddiloco.engine.ports import Call, DamagedRun, Job
 from ddiloco.engine.records import read_commit
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Genesis, Lease, Member
+from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
 
 
@@ -35,14 +36,17 @@ def find_newest(schedule: Schedule) -> Job:
   t = max(rounds, default=0)
   if t:
     item = yield Call("get", (keys.commit(t),))
-    if item is not None:  # else a stale listing; the walk finds the rest
+    # Else the listing is stale; the walk finds the rest.
+    if item is not None and item.value != SWEPT:
       commit, data = read_commit(item.value, t, commit.run_id), item.value
+  t = commit.round
   while True:  # listings may lag behind
-    t = schedule.next_round(commit.round)
+    t = schedule.next_round(t)
     item = yield Call("get", (keys.commit(t),))
     if item is None:
       return Newest(commit, wire.sha256(data), genesis)
-    commit, data = read_commit(item.value, t, commit.run_id), item.value
+    if item.value != SWEPT:
+      commit, data = read_commit(item.value, t, commit.run_id), item.value
 
 
 def create_run(

@@ -44,7 +44,7 @@ class SyncerArrays:
         rules.embedding_rule,
         rules.embedding_pattern,
       ),
-      outer=make_outer(
+      outer=_outer(
         name=step.name,
         learning_rate=step.learning_rate,
         momentum=step.momentum,
@@ -67,12 +67,11 @@ class SyncerArrays:
       tuple(merge_rules[i] for i in layout.fragment(p))
       for p in range(layout.num_fragments)
     ]
-    # Fragments of equal shapes share their compiled functions.
-    merger = functools.cache(lambda s, r: merge.Merger(codec, s, r))
-    outer_step = functools.cache(lambda s: OuterStep(outer, s))
-    self._mergers = list(map(merger, shapes, rules))
-    self._outer = list(map(outer_step, shapes))
-    self._inspect = [codecs.inspect(codec, s) for s in shapes]
+    self._mergers = [
+      _merger(codec, s, r) for s, r in zip(shapes, rules, strict=True)
+    ]
+    self._outer = [_outer_step(outer, s) for s in shapes]
+    self._inspect = [_inspector(codec, s) for s in shapes]
     self._bytes = [codecs.payload_bytes(codec, s) for s in shapes]
     self._shapes = shapes
     self._fragments: dict[int, Fragment] = {}
@@ -185,3 +184,11 @@ class SyncerArrays:
     # A copy of the keys: other threads add answers meanwhile.
     for key in [key for key in list(self._answers) if key[0] <= t]:
       self._answers.pop(key, None)
+
+
+# Fragments of equal shapes share their compiled functions, and so do all the
+# syncer's lives that one process simulates or replays.
+_merger = functools.cache(merge.Merger)
+_outer = functools.cache(make_outer)
+_outer_step = functools.cache(OuterStep)
+_inspector = functools.cache(codecs.inspect)

@@ -14,6 +14,7 @@ from ddiloco.protocol.messages import (
   FragmentState,
   Member,
 )
+from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer import OVERTAKEN
 from ddiloco.protocol.syncer_types import (
@@ -149,7 +150,7 @@ class SyncerPlane(Plane):
       for version, p in command.states:
         yield Call("delete_prefix", (keys.states(version, p),))
       for t in command.commits:
-        yield Call("delete", (keys.commit(t),))
+        yield Call("put", (keys.commit(t), SWEPT))
     except ExchangeError:
       pass
     return None
@@ -162,17 +163,21 @@ class SyncerPlane(Plane):
       keep.add(keys.states(ref.version, p))
       keep.add(keys.states(schedule.version_before(p, ref.version), p))
     for name in (yield Call("list", (keys.STATES,))):
-      if not any(name.startswith(prefix) for prefix in keep):
+      version = keys.state_version(name)
+      # A newer one may be another syncer's, who is about to commit it.
+      newer = version is not None and version > commit.round
+      if not newer and not any(name.startswith(prefix) for prefix in keep):
         yield Call("delete", (name,))
     for name in (yield Call("list", (keys.ANSWERS,))):
       t = keys.answer_round(name)
       if t is None or t <= commit.round:
         yield Call("delete", (name,))
+    # Those of an interval: a life leaves no older one unswept.
     oldest = commit.round - 2 * schedule.interval
     for name in (yield Call("list", (keys.COMMITS,))):
-      t = keys.commit_round(name)
-      if t is not None and 0 < t <= oldest:
-        yield Call("delete", (name,))
+      t = keys.commit_round(name) or 0
+      if max(oldest - schedule.interval, 0) < t <= oldest:
+        yield Call("put", (name, SWEPT))
 
   # --- What to look for -----------------------------------------------------
 
@@ -206,9 +211,10 @@ class SyncerPlane(Plane):
     item = yield Call("get", (keys.commit(t),))
     if item is None:
       return None
-    commit = read_commit(item.value, t, self._rules.run_id)
-    if commit.epoch == self._epoch:
-      return None
+    if item.value != SWEPT:
+      commit = read_commit(item.value, t, self._rules.run_id)
+      if commit.epoch == self._epoch:
+        return None
     return StopRequested(0, OVERTAKEN)
 
   def list_members(self) -> Job:

@@ -168,7 +168,9 @@ class Driver:
         self.stopped.wait((self._slowdown - 1) * elapsed_s)
     except Exception as error:  # noqa: BLE001 - re-raised by the main thread
       event = error
-    if event is not None:
+    if isinstance(event, Work):  # goes on in another lane
+      self._submit(event)
+    elif event is not None:
       self.post(event)
 
   def _flush(self) -> Job:

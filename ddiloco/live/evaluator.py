@@ -4,7 +4,6 @@ Neither the syncer nor a learner spends time on it. Results are appended to
 `eval.jsonl` in the workdir and written for TensorBoard.
 """
 
-import hashlib
 import json
 import pathlib
 import signal
@@ -12,14 +11,12 @@ import threading
 import time
 from typing import Any
 
-import jax
-import numpy as np
-
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import startup
+from ddiloco.engine.records import params_digest
+from ddiloco.engine.telemetry import Telemetry
 from ddiloco.live import setup as setup_lib
 from ddiloco.live.log import logger
-from ddiloco.live.telemetry import Telemetry
 from ddiloco.types import Exit
 
 RESULTS = "eval.jsonl"
@@ -102,7 +99,7 @@ class _Evaluator:
       "unix_ns": time.time_ns(),
       "round": t,
       "tokens": tokens,
-      "params_digest": params_digest(self._setup, params),
+      "params_digest": params_digest(self._setup.layout, params),
       **{name: float(value) for name, value in measured.items()},
     }
     with open(self._path, "a") as file:
@@ -113,15 +110,6 @@ class _Evaluator:
     )
     numbers = ", ".join(f"{k} {float(v):.4f}" for k, v in measured.items())
     logger.info("round %d, %d tokens: %s", t, tokens, numbers)
-
-
-def params_digest(setup: setup_lib.Setup, params: Any) -> str:
-  """SHA-256 over the fragments' f32 parameters, in order."""
-  leaves, digest = jax.tree.leaves(params), hashlib.sha256()
-  for p in range(setup.layout.num_fragments):
-    for i in setup.layout.fragment(p):
-      digest.update(np.asarray(leaves[i], "<f4").tobytes())
-  return digest.hexdigest()
 
 
 def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -16,12 +16,12 @@ from ddiloco.engine.learner_arrays import LearnerArrays
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.engine.tape_writer import TapeWriter
+from ddiloco.engine.telemetry import LearnerTelemetry
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
 from ddiloco.live.checkpoint import Checkpoints
 from ddiloco.live.driver import Driver, Pace, run_job
 from ddiloco.live.log import logger
-from ddiloco.live.telemetry import LearnerTelemetry
 from ddiloco.protocol import invariants, keys, messages, tape
 from ddiloco.protocol import learner as machine
 from ddiloco.protocol.learner_types import Joined, StopRequested, Tick
@@ -113,7 +113,15 @@ class Life:
     rules = setup.rules(commit.run_id)
     name, life = tape.learner_actor(self._learner), self._member.incarnation
     writer = TapeWriter(
-      workplace.tape_header(setup.config, commit.run_id, name, life)
+      workplace.tape_header(
+        setup.config,
+        commit.run_id,
+        name,
+        life,
+        restored=(
+          (position["incarnation"], position["step"]) if position else None
+        ),
+      )
     )
     self._plane = self._make_plane(state, newest, rules, writer)
     self._plane.arrays.warm_up(next_sample)

@@ -6,6 +6,7 @@ import time
 from ddiloco.engine.ports import Exchange, ExchangeError
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Member
+from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
 
 _MEMBERS_EVERY_S = 0.5
@@ -67,7 +68,7 @@ class Monitor:
 
   def _see(self, key: str) -> bool:
     item = self._exchange.get(key)
-    if item is None:
+    if item is None or item.value == SWEPT:
       return False
     self.view.commit = messages.decode(Commit, item.value)
     self.view.commit_s = time.monotonic()

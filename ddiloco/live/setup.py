@@ -10,15 +10,14 @@ from typing import Any
 import jax
 
 from ddiloco.algo import codecs
-from ddiloco.algo.fragments import Layout, make_layout
+from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config, ConfigError
-from ddiloco.engine import startup
+from ddiloco.engine import loading, startup
 from ddiloco.engine.records import fragment_shapes, read_params
 from ddiloco.live.driver import run_job
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.log import logger
 from ddiloco.live.workdir import exchange_url, open_exchange
-from ddiloco.live.workplace import load_program
 from ddiloco.protocol import keys
 from ddiloco.protocol.messages import Commit
 from ddiloco.protocol.rules import Rules, make_rules
@@ -49,15 +48,11 @@ class Setup:
 
   def rules(self, run_id: str) -> Rules:
     """The machines' rules."""
-    sizes = tuple(
-      codecs.payload_bytes(self.codec, fragment_shapes(self.layout, p))
-      for p in range(self.layout.num_fragments)
-    )
     return make_rules(
       self.config,
       run_id=run_id,
       layout=self.layout.digest,
-      answer_bytes=sizes,
+      answer_bytes=loading.answer_bytes(self.layout, self.codec),
     )
 
 
@@ -75,22 +70,8 @@ def open_setup(
     deadline_s=config.live.store_deadline_s,
     interrupt=interrupt,
   )
-  program = load_program(config, learner, str(workdir / "cache"))
-  state = program.init()
-  try:
-    layout = make_layout(
-      program.params(state),
-      config.sync.num_fragments,
-      config.sync.fragmentation,
-    )
-  except ValueError as error:
-    raise ConfigError(f"sync.num_fragments: {error}") from error
-  codec = codecs.make_codec(
-    config.codec.up,
-    block_size=config.codec.block_size,
-    error_feedback=config.codec.error_feedback and config.codec.up != "f32",
-  )
-  return Setup(config, workdir, store, interrupt, program, state, layout, codec)
+  model = loading.load_model(config, learner, str(workdir / "cache"))
+  return Setup(config, workdir, store, interrupt, *model)
 
 
 def wait_for_run(setup: Setup) -> startup.Newest:

@@ -15,11 +15,12 @@ from ddiloco.engine.ports import ExchangeError, Item, Job
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
+from ddiloco.engine.telemetry import SyncerTelemetry
+from ddiloco.engine.version import code_version
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
 from ddiloco.live.driver import Driver, Pace, run_job
 from ddiloco.live.log import logger
-from ddiloco.live.telemetry import SyncerTelemetry
 from ddiloco.protocol import invariants, keys, messages, status, tape
 from ddiloco.protocol import syncer as machine
 from ddiloco.protocol.messages import Lease
@@ -116,7 +117,7 @@ class _Life:
       )
       fragments = setup.run(self._plane.initialise())
       genesis = startup.make_genesis(
-        setup.config, setup.layout, workplace.code_version()
+        setup.config, setup.layout, code_version()
       )
       newest = setup.run(startup.create_run(run_id, genesis, epoch, fragments))
     else:

@@ -12,16 +12,9 @@ and JSON
     "for": {"s": 10}}]
 
 `at` counts from the run's start, or is the first commit that reaches that
-round. The kinds:
-
-  kill   SIGKILL. `for`: until the restart; without it the supervisor decides.
-  pause  SIGSTOP, and SIGCONT after `for`.
-  slow   a learner steps `factor` times slower; without `for` to the end.
-  stop   leaves for good.
-  start  a late joiner: this learner is absent until then.
+round. `fault_kinds` lists what can fail.
 """
 
-import dataclasses
 import itertools
 import json
 import re
@@ -29,7 +22,25 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+from ddiloco.protocol.fault_kinds import (
+  FACTOR_PERMILLE_MAX,
+  KINDS,
+  LIMIT,
+  Fault,
+)
 from ddiloco.types import SECOND_NS
+
+__all__ = [
+  "FACTOR_PERMILLE_MAX",
+  "FORMS",
+  "KINDS",
+  "Fault",
+  "check",
+  "from_json",
+  "parse",
+  "to_json",
+  "to_text",
+]
 
 FORMS = (
   "'at round 60 kill learner 1 for 5s', 'at 12.5s pause syncer for 2s',"
@@ -38,9 +49,6 @@ FORMS = (
   ' {"at": {"round": 60}, "who": "learner 1", "what": "kill", "for": {"s": 5}},'
   ' where "at" may be {"s": 12.5} and slow has "factor": 3'
 )
-FACTOR_PERMILLE_MAX = 1_000_000
-
-_LIMIT = 2**63  # Of rounds, learners and nanoseconds.
 _UNITS_NS = {
   "ns": 1,
   "us": 1_000,
@@ -54,92 +62,6 @@ _TEXT = re.compile(
   r" (?P<who>learner \S+|\S+)(?: by (?P<factor>\S+))?(?: for (?P<span>\S+))?"
 )
 _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Kind:
-  """What a kind of fault may hit and say."""
-
-  actors: tuple[str, ...]
-  span: str = "refused"  # The field `for`: refused, optional or required.
-  has_factor: bool = False
-
-
-KINDS = {
-  "kill": _Kind(("learner", "syncer"), span="optional"),
-  "pause": _Kind(("learner", "syncer"), span="required"),
-  "slow": _Kind(("learner",), span="optional", has_factor=True),
-  "stop": _Kind(("learner", "syncer")),
-  "start": _Kind(("learner",)),
-}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fault:
-  """One record of the script. Exactly one of `at_round`, `at_ns` is given.
-
-  Raises `ValueError` if the fields contradict each other.
-  """
-
-  at_round: int | None
-  at_ns: int | None
-  who: str  # learner | syncer
-  learner: int | None
-  what: str
-  for_ns: int | None = None
-  factor_permille: int | None = None  # 3000: three times slower
-
-  def __post_init__(self):
-    """Refuses what no run could perform."""
-    kind = KINDS.get(self.what)
-    if kind is None:
-      raise ValueError(
-        f"unknown kind {self.what!r}; the kinds are {', '.join(KINDS)}"
-      )
-    if self.who not in kind.actors:
-      raise ValueError(
-        f"{self.what} of {self.who!r}; it applies to {' or '.join(kind.actors)}"
-      )
-    if (self.learner is None) != (self.who == "syncer"):
-      raise ValueError(f"{self.who} with learner number {self.learner}")
-    if (self.at_round is None) == (self.at_ns is None):
-      raise ValueError("'at' needs either a round or a time")
-    self._check_amounts(kind)
-
-  def _check_amounts(self, kind: _Kind) -> None:
-    for name, value in (
-      ("the round", self.at_round),
-      ("the time", self.at_ns),
-      ("the learner", self.learner),
-    ):
-      if value is not None and not 0 <= value < _LIMIT:
-        raise ValueError(f"{name} is {value}; it must be from 0 to 2**63 - 1")
-    if self.for_ns is None and kind.span == "required":
-      raise ValueError(f"{self.what} needs 'for', as in 'for 2s'")
-    if self.for_ns is not None:
-      if kind.span == "refused":
-        raise ValueError(f"{self.what} takes no 'for'")
-      if not 0 < self.for_ns < _LIMIT:
-        raise ValueError(f"'for' is {self.for_ns} ns; it must be positive")
-    if (self.factor_permille is not None) != kind.has_factor:
-      needs = (
-        "needs a factor, as in 'by 3x'"
-        if kind.has_factor
-        else "takes no factor"
-      )
-      raise ValueError(f"{self.what} {needs}")
-    if kind.has_factor and not (
-      1000 < self.factor_permille <= FACTOR_PERMILLE_MAX
-    ):
-      raise ValueError(
-        f"the factor is {self.factor_permille} / 1000; it must be above 1 and"
-        f" at most {FACTOR_PERMILLE_MAX // 1000}"
-      )
-
-  @property
-  def actor(self) -> str:
-    """The actor's name: 'learner 1' or 'syncer'."""
-    return self.who if self.learner is None else f"learner {self.learner}"
 
 
 def parse(text: str) -> tuple[Fault, ...]:
@@ -203,7 +125,11 @@ def to_text(faults: Iterable[Fault]) -> str:
 
 
 def check(
-  faults: Iterable[Fault], *, learners: int, stop_rounds: int | None
+  faults: Iterable[Fault],
+  *,
+  learners: int,
+  stop_rounds: int | None,
+  live: bool = True,
 ) -> None:
   """Refuses a script that contradicts itself or the run.
 
@@ -214,12 +140,21 @@ def check(
     faults: The script.
     learners: How many there can be, late joiners included.
     stop_rounds: The round at which the run ends, if it has one.
+    live: Whether it must be one that a live run can perform.
 
   Raises:
     ValueError: Names the record, counted from 1.
   """
   faults = tuple(faults)
+  able = [what for what, kind in KINDS.items() if kind.live]
   for number, fault in enumerate(faults, 1):
+    if live and fault.what not in able:
+      raise _error(
+        number,
+        fault,
+        f"a live run cannot perform {fault.what}, only {', '.join(able)}; a "
+        "simulation can (launch.simulate)",
+      )
     if fault.learner is not None and fault.learner >= learners:
       raise _error(number, fault, f"the run's learners are 0 to {learners - 1}")
     if stop_rounds and (fault.at_round or 0) >= stop_rounds:
@@ -249,6 +184,8 @@ def _conflict(first: Fault, second: Fault) -> str:
     gap, span = second.at_round - first.at_round, 0
   elif first.at_ns is not None and second.at_ns is not None:
     gap, span = second.at_ns - first.at_ns, first.for_ns or 0
+    if first.what == "jump":  # its `for` is a distance
+      span = 0
   else:
     return ""
   if first.what == "stop" and gap >= 0:
@@ -256,7 +193,7 @@ def _conflict(first: Fault, second: Fault) -> str:
   if first.what == "start" and gap <= 0:
     return f"{second.actor} is absent until started"
   if first.what == "slow" and first.for_ns is None:
-    span = _LIMIT
+    span = LIMIT
   down = {first.what, second.what} <= {"kill", "pause", "stop"}
   if (down or first.what == second.what) and (gap == 0 or 0 < gap < span):
     return f"{second.actor} is already under {first.what}"
@@ -318,11 +255,13 @@ def _from_record(record: Any) -> Fault:
 
 
 def _actor(name: Any) -> dict[str, Any]:
-  if name == "syncer":
-    return {"who": "syncer", "learner": None}
+  if name in ("syncer", "exchange"):
+    return {"who": name, "learner": None}
   words = name.split() if isinstance(name, str) else []
   if len(words) != 2 or words[0] != "learner":
-    raise ValueError(f"{name!r} is no actor; write 'learner 1' or 'syncer'")
+    raise ValueError(
+      f"{name!r} is no actor; write 'learner 1', 'syncer' or 'exchange'"
+    )
   return {"who": "learner", "learner": _integer(words[1])}
 
 

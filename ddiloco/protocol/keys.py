@@ -10,6 +10,7 @@ COMMITS = "commit/"
 ANSWERS = "answer/"
 STATES = "state/"
 MEMBERS = "members/"
+TAPES = "tape/"
 LEASE = "lease/0"
 
 
@@ -52,6 +53,12 @@ def states(version: int, fragment: int) -> str:
   return f"{STATES}{version:09d}.{fragment}."
 
 
+def state_version(key: str) -> int | None:
+  """The version of anything stored for a fragment; None if it is none."""
+  match = re.match(r"state/([0-9]{9})\.", key)
+  return int(match[1]) if match else None
+
+
 def params(version: int, fragment: int, epoch: int) -> str:
   """The f32 parameters of one version, as that syncer wrote them."""
   return f"{states(version, fragment)}{epoch}.params"
@@ -75,4 +82,4 @@ def member_life(key: str) -> tuple[int, int] | None:
 
 def tape(actor: str, incarnation: int, segment: int) -> str:
   """One segment of an actor's tape; actors are `syncer`, `learner-<i>`."""
-  return f"tape/{actor}.{incarnation}/{segment:09d}"
+  return f"{TAPES}{actor}.{incarnation}/{segment:09d}"

@@ -6,8 +6,9 @@ policy nothing here waits for the syncer or a peer: the transition that ends
 an inner step starts the next one.
 """
 
-import dataclasses
+from typing import Any
 
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.learner_answers import (
   answer_now,
   answer_or_retry,
@@ -41,7 +42,6 @@ from ddiloco.protocol.rules import Rules
 from ddiloco.types import SECOND_NS, Apply, Wait
 
 COMPLETED = "completed"
-_replace = dataclasses.replace
 _Commands = list[Command]
 
 
@@ -85,7 +85,7 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
   )
   out: _Commands = []
   if rules.ended(event.seen, event.run_tokens):
-    state = _replace(state, stopping=COMPLETED)
+    state = replace(state, stopping=COMPLETED)
     return _finish(state, out), out
   return _dispatch(state, event.now_ns, out), out
 
@@ -111,7 +111,7 @@ def step(
     case AnswerWritten() | AnswerFailed():
       state = _answer_settled(state, event.round)
     case StopRequested():
-      state = _replace(state, stopping=state.stopping or event.reason)
+      state = replace(state, stopping=state.stopping or event.reason)
     case Tick():
       pass
     case Joined():
@@ -145,7 +145,7 @@ def _stepped(state: LearnerState, event: StepDone) -> LearnerState:
   elapsed_ns = event.now_ns - state.step_started_ns
   # A life's first step compiles; it says nothing about the island's speed.
   step_ns = 0 if state.step == 0 else _average(state.step_ns, elapsed_ns)
-  return _replace(
+  return replace(
     state,
     step=event.step,
     stepping=False,
@@ -153,8 +153,17 @@ def _stepped(state: LearnerState, event: StepDone) -> LearnerState:
     next_sample=state.next_sample + event.samples,
     step_ns=step_ns,
     fragments=tuple(
-      _replace(view, steps=view.steps + 1, tokens=view.tokens + event.tokens)
-      for view in state.fragments
+      [
+        FragmentView(
+          anchor=view.anchor,
+          seen=view.seen,
+          epoch=view.epoch,
+          steps=view.steps + 1,
+          tokens=view.tokens + event.tokens,
+          answered_step=view.answered_step,
+        )
+        for view in state.fragments
+      ]
     ),
   )
 
@@ -164,24 +173,26 @@ def _saw_commit(
 ) -> LearnerState:
   t = event.round
   assert t == rules.schedule.next_round(state.seen), (t, state.seen)
-  state = _replace(state, seen=t, run_tokens=event.run_tokens)
-  if any(answer.round == t for answer in state.answers):
+  came_late = state.came_late
+  if answered(state, t):
     out.append(Settle(t, event.counted_attempt))
-    state = _replace(
-      state,
-      came_late=event.counted_attempt == 0,
-      answers=tuple(a for a in state.answers if a.round != t),
-    )
+    came_late = event.counted_attempt == 0
+  state = replace(
+    state,
+    seen=t,
+    run_tokens=event.run_tokens,
+    came_late=came_late,
+    answers=tuple([a for a in state.answers if a.round != t]),
+  )
   if rules.ended(t, event.run_tokens):
-    return _replace(state, stopping=state.stopping or COMPLETED)
+    return replace(state, stopping=state.stopping or COMPLETED)
   if rules.apply is Apply.OWN and event.counted_attempt == 0:
     return state
   due = rules.schedule.fragments(t)
-  fragments = tuple(
-    _replace(view, seen=t, epoch=event.epoch) if p in due else view
-    for p, view in enumerate(state.fragments)
-  )
-  state = _replace(state, fragments=fragments)
+  fragments = list(state.fragments)
+  for p in due:
+    fragments[p] = replace(fragments[p], seen=t, epoch=event.epoch)
+  state = replace(state, fragments=tuple(fragments))
   return _fetch(state, t, event.now_ns, out)
 
 
@@ -191,7 +202,7 @@ def _caught_up(
   assert event.round > state.seen, (event.round, state.seen)
   lost = tuple(a for a in state.answers if a.round <= event.round)
   out.extend(Settle(answer.round, 0) for answer in lost)
-  state = _replace(
+  state = replace(
     state,
     base=max(state.base, event.round - state.step),  # the clock of `exact`
     seen=event.round,
@@ -200,14 +211,14 @@ def _caught_up(
     answers=tuple(a for a in state.answers if a not in lost),
     # What is newer than its anchor is fetched at the next boundary.
     fragments=tuple(
-      _replace(view, seen=version, epoch=epoch)
+      replace(view, seen=version, epoch=epoch)
       for view, (version, epoch) in zip(
         state.fragments, event.versions, strict=True
       )
     ),
   )
   if rules.ended(event.round, event.run_tokens):
-    return _replace(state, stopping=state.stopping or COMPLETED)
+    return replace(state, stopping=state.stopping or COMPLETED)
   return state
 
 
@@ -216,7 +227,7 @@ def _fetch(
 ) -> LearnerState:
   wanted = tuple(p for p, v in enumerate(state.fragments) if v.seen == t)
   out.append(Fetch(t, state.fragments[wanted[0]].epoch, wanted))
-  return _replace(
+  return replace(
     state,
     fetching=tuple(sorted((*state.fetching, t))),
     seen_ns=(*state.seen_ns, (t, now_ns)),
@@ -225,29 +236,30 @@ def _fetch(
 
 def _fetched(state: LearnerState, event: Fetched) -> LearnerState:
   seen_ns = dict(state.seen_ns)[event.round]
-  state = _drop_fetch(state, event.round)
-  return _replace(
+  return _drop_fetch(
     state,
+    event.round,
     fetched=tuple(sorted((*state.fetched, event.round))),
     fetch_ns=_average(state.fetch_ns, event.now_ns - seen_ns),
   )
 
 
-def _drop_fetch(state: LearnerState, t: int) -> LearnerState:
+def _drop_fetch(state: LearnerState, t: int, **changes: Any) -> LearnerState:
   assert t in state.fetching, (t, state.fetching)
-  return _replace(
+  return replace(
     state,
-    fetching=tuple(u for u in state.fetching if u != t),
-    seen_ns=tuple(pair for pair in state.seen_ns if pair[0] != t),
+    fetching=tuple([u for u in state.fetching if u != t]),
+    seen_ns=tuple([pair for pair in state.seen_ns if pair[0] != t]),
+    **changes,
   )
 
 
 def _answer_settled(state: LearnerState, t: int) -> LearnerState:
-  return _replace(
+  return replace(
     state,
     writes=state.writes - 1,
     answers=tuple(
-      _replace(a, writing=False) if a.round == t else a for a in state.answers
+      replace(a, writing=False) if a.round == t else a for a in state.answers
     ),
   )
 
@@ -272,7 +284,7 @@ def _boundary(
     held = False
   if held:
     since_ns = state.waiting_since_ns or max(now_ns, 1)
-    return _replace(state, waiting_since_ns=since_ns)
+    return replace(state, waiting_since_ns=since_ns)
   every = rules.checkpoint_every_steps
   if every and state.step and state.step % every == 0:
     out.append(Checkpoint(state.step, state.seen, state.next_sample))
@@ -283,7 +295,7 @@ def _dispatch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
   out.append(
     Step(state.step + 1, state.next_sample, state.seen, state.run_tokens)
   )
-  return _replace(
+  return replace(
     state, stepping=True, step_started_ns=now_ns, waiting_since_ns=0
   )
 
@@ -292,7 +304,7 @@ def _finish(state: LearnerState, out: _Commands) -> LearnerState:
   if state.step:
     out.append(Checkpoint(state.step, state.seen, state.next_sample))
   out.append(Stop(state.stopping))
-  return _replace(state, done=True)
+  return replace(state, done=True)
 
 
 def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
@@ -301,6 +313,8 @@ def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
   ready = state.fetched
   if rules.apply is Apply.AT_OVERLAP:
     ready = tuple(t for t in ready if clock >= t + rules.schedule.overlap)
+  if not ready:
+    return state
   fragments = list(state.fragments)
   newest: dict[int, int] = {}
   for t in ready:  # ascending, so the last one wins (paper, Alg. 1)
@@ -311,8 +325,8 @@ def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
     applied = tuple(p for p in sorted(newest) if newest[p] == t)
     out.append(ApplyFragments(t, applied))
     for p in applied:
-      fragments[p] = _replace(fragments[p], anchor=t, steps=0, tokens=0)
-  return _replace(
+      fragments[p] = replace(fragments[p], anchor=t, steps=0, tokens=0)
+  return replace(
     state,
     fragments=tuple(fragments),
     fetched=tuple(t for t in state.fetched if t not in ready),

@@ -1,7 +1,6 @@
 """Which round a learner answers, and when it offers an answer again."""
 
-import dataclasses
-
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.learner_types import (
   Command,
   Encode,
@@ -12,7 +11,6 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.rules import Rules
 from ddiloco.types import SECOND_NS, Anchor, Wait
 
-_replace = dataclasses.replace
 _Commands = list[Command]
 _GAP_MAX = 32  # own steps between two attempts, where H is shorter
 
@@ -135,18 +133,18 @@ def answer_now(
   )
   answer = OpenAnswer(t, attempt, _ticks(state, now_ns), True)
   others = [a for a in state.answers if a.round != t]
-  state = _replace(
+  state = replace(
     state,
     writes=state.writes + 1,
     answers=tuple(sorted((*others, answer), key=lambda a: a.round)),
   )
   if attempt > 1:
     return state
-  return _replace(
+  return replace(
     state,
     paced_step=state.step,
     fragments=tuple(
-      _replace(view, answered_step=state.step) if p in due else view
+      replace(view, answered_step=state.step) if p in due else view
       for p, view in enumerate(state.fragments)
     ),
   )

@@ -3,12 +3,11 @@
 Times are `now_ns` of the learner's own monotonic clock; durations are ns.
 """
 
-import dataclasses
-
+from ddiloco.protocol.fields import record
 from ddiloco.protocol.messages import Contribution
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class FragmentView:
   """One fragment as this learner has it."""
 
@@ -20,7 +19,7 @@ class FragmentView:
   answered_step: int  # own step of the last first answer for it, or 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class OpenAnswer:
   """An answer whose round is not committed yet."""
 
@@ -30,7 +29,7 @@ class OpenAnswer:
   writing: bool  # the newest attempt is on its way to the store
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class LearnerState:
   """Everything the learner's decisions depend on."""
 
@@ -62,7 +61,7 @@ class LearnerState:
 # --- Events -----------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Joined:
   """A life starts: parameters and anchors come from the newest commits."""
 
@@ -75,7 +74,7 @@ class Joined:
   next_sample: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class StepDone:
   """The inner step is computed."""
 
@@ -87,7 +86,7 @@ class StepDone:
   exchange_ns: int  # own-thread time for applies and encodes before the step
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class CommitSeen:
   """The commit of the next round is there."""
 
@@ -98,7 +97,7 @@ class CommitSeen:
   run_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class CaughtUp:
   """The next commits are gone already: go on from the newest one.
 
@@ -112,7 +111,7 @@ class CaughtUp:
   run_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Fetched:
   """A round's fragments are on the island, verified."""
 
@@ -120,7 +119,7 @@ class Fetched:
   round: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class FetchFailed:
   """They are not: gone, damaged, or the store did not answer."""
 
@@ -129,7 +128,7 @@ class FetchFailed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class AnswerWritten:
   """The answer's header is in the exchange."""
 
@@ -138,7 +137,7 @@ class AnswerWritten:
   attempt: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class AnswerFailed:
   """It is not: the store did not answer, or the gradient is not finite."""
 
@@ -148,14 +147,14 @@ class AnswerFailed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Tick:
   """The time the machine asked to be woken at."""
 
   now_ns: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class StopRequested:
   """Somebody wants this life to end: a signal, or a newer life."""
 
@@ -179,7 +178,7 @@ Event = (
 # --- Commands ---------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Step:
   """Dispatch the next inner step."""
 
@@ -189,7 +188,7 @@ class Step:
   run_tokens: int  # the other one
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Fetch:
   """Bring a round's fragments (those it last committed) to the island."""
 
@@ -198,7 +197,7 @@ class Fetch:
   fragments: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class ApplyFragments:
   """Overwrite parameters and anchors with a fetched round's fragments."""
 
@@ -206,7 +205,7 @@ class ApplyFragments:
   fragments: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Encode:
   """Encode the outer gradients of a round and publish the answer."""
 
@@ -220,7 +219,7 @@ class Encode:
   vector_clock: tuple[tuple[str, int], ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Settle:
   """A round is decided: the residual of that attempt (0: none) holds."""
 
@@ -228,7 +227,7 @@ class Settle:
   attempt: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Checkpoint:
   """Save the program's state and the position in the data."""
 
@@ -237,7 +236,7 @@ class Checkpoint:
   next_sample: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Stop:
   """This life is over."""
 

@@ -4,14 +4,15 @@ This file is the whole wire protocol. Sizes are bytes, times nanoseconds of
 durations (two machines' clocks are never compared).
 """
 
-import dataclasses
-from typing import TypeVar
+import functools
+from typing import Any, TypeVar
 
 from ddiloco.protocol import wire
+from ddiloco.protocol.fields import record
 from ddiloco.types import Refusal
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class PartRef:
   """One part of an answer: what must be found under its key."""
 
@@ -19,7 +20,7 @@ class PartRef:
   sha256: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Contribution:
   """What an answer offers for one fragment, since its anchor was applied."""
 
@@ -29,7 +30,7 @@ class Contribution:
   tokens: int  # c_tokens
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class AnswerHeader:
   """What one learner offers for one round; written after its parts."""
 
@@ -51,7 +52,7 @@ class AnswerHeader:
   mac: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Counted:
   """An answer that was merged; its weight is c_tokens^2 / c_steps."""
 
@@ -61,7 +62,7 @@ class Counted:
   contributions: tuple[Contribution, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Refused:
   """An answer that was left out, and why."""
 
@@ -71,7 +72,7 @@ class Refused:
   reason: Refusal
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class FragmentState:
   """Where a fragment's newest version is stored, and its digests."""
 
@@ -83,7 +84,7 @@ class FragmentState:
   outer_sha256: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Progress:
   """What the syncer knows of a learner's processed work."""
 
@@ -94,7 +95,7 @@ class Progress:
   earlier_tokens: int  # of the lives before it
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Genesis:
   """What commit 0 adds: everything a run is."""
 
@@ -104,7 +105,7 @@ class Genesis:
   code_version: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Commit:
   """Round t is closed: the only thing that changes global state."""
 
@@ -128,7 +129,7 @@ class Commit:
     return 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Member:
   """One life of a learner; `beat` grows with every rewrite."""
 
@@ -146,7 +147,7 @@ class Member:
   left: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Lease:
   """Who merges: saves work, decides nothing (safety is the commit's)."""
 
@@ -158,6 +159,7 @@ class Lease:
 
 
 _Record = TypeVar("_Record")
+_CACHED_BYTES_MAX = 64 * 1024
 
 _KINDS = {
   AnswerHeader: "answer",
@@ -174,4 +176,13 @@ def encode(record: AnswerHeader | Commit | Member | Lease) -> bytes:
 
 def decode(cls: type[_Record], data: bytes) -> _Record:
   """A record from bytes; `WireError` says what is wrong with them."""
+  # Records are immutable, and in a simulation many actors read the same bytes.
+  read = _decode_cached if len(data) <= _CACHED_BYTES_MAX else _decode
+  return read(cls, data)
+
+
+def _decode(cls: type, data: bytes) -> Any:
   return wire.from_plain(cls, wire.unframe(_KINDS[cls], data))
+
+
+_decode_cached = functools.lru_cache(maxsize=32)(_decode)

@@ -4,9 +4,9 @@ Pure functions of the counters and clocks they are given; each returns its
 decision together with the reason (paper, Sec. 3.2 and Eq. 3).
 """
 
-import dataclasses
 import enum
 
+from ddiloco.protocol.fields import record
 from ddiloco.protocol.rules import PERMILLE, Rules
 from ddiloco.types import Anchor
 
@@ -22,7 +22,7 @@ class Why(enum.StrEnum):
   EVERYBODY_ANSWERED = "everybody_answered"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Verdict:
   """Whether to close, why, and when to ask again (None: on an event)."""
 

@@ -2,7 +2,9 @@
 
 Kept: each fragment's newest two versions (so that whoever reads all of them
 has H global steps to do so), the answers of uncommitted rounds, the commits
-of the last 2 H global steps and commit 0. With F bytes of f32 parameters, S
+of the last 2 H global steps and commit 0. Of older commits the content goes,
+but not the key: a syncer that has slept through its round could create it
+again, and the round would have two commits. With F bytes of f32 parameters, S
 bytes of outer-optimizer state, A encoded bytes of one answer for every
 fragment, M learners and C bytes a commit, the exchange without its tapes
 stays below
@@ -15,6 +17,8 @@ A reader that finds an object gone takes the one of the newest commit.
 
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.syncer_types import Sweep
+
+SWEPT = b"swept"  # what is left of an old commit
 
 
 def sweep(t: int, schedule: Schedule) -> Sweep:

@@ -5,7 +5,15 @@ once in H global steps for any P and H (paper, Sec. 3.1).
 """
 
 import dataclasses
-import functools
+from typing import NamedTuple
+
+
+class _Residue(NamedTuple):
+  """What all global steps t with the same t mod H have in common."""
+
+  due: tuple[int, ...]  # the fragments, ascending
+  ahead: int  # global steps to the next round
+  behind: int  # global steps since the round before
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,6 +23,13 @@ class Schedule:
   num_fragments: int  # P
   interval: int  # H, global steps
   overlap: int  # tau, steps
+  # Looked up at every transition, so worked out once.
+  _residues: tuple[_Residue, ...] = dataclasses.field(
+    init=False, repr=False, compare=False
+  )
+
+  def __post_init__(self):
+    object.__setattr__(self, "_residues", _residues(self))
 
   def offset(self, fragment: int) -> int:
     """t_p, in global steps."""
@@ -22,27 +37,19 @@ class Schedule:
 
   def fragments(self, t: int) -> tuple[int, ...]:
     """F(t), ascending; empty if t is no round."""
-    return (
-      _fragments_by_offset(self).get(t % self.interval, ()) if t > 0 else ()
-    )
+    return self._residues[t % self.interval].due if t > 0 else ()
 
   def is_round(self, t: int) -> bool:
     """Whether any fragment is due at t."""
     return bool(self.fragments(t))
 
   def next_round(self, t: int) -> int:
-    """The smallest round after t."""
-    t += 1
-    while not self.is_round(t):
-      t += 1
-    return t
+    """The smallest round after t >= 0."""
+    return t + self._residues[t % self.interval].ahead
 
   def previous_round(self, t: int) -> int:
     """The largest round before t, or 0."""
-    t -= 1
-    while t > 0 and not self.is_round(t):
-      t -= 1
-    return max(t, 0)
+    return max(t - self._residues[t % self.interval].behind, 0)
 
   def gap(self, t: int) -> int:
     """g(t): t minus the round before it."""
@@ -59,16 +66,27 @@ class Schedule:
     return self.previous_round(t - max(self.overlap, 1) + 1)
 
   def open_rounds(self, seen: int) -> tuple[int, ...]:
-    """The rounds open to whoever has seen the commits up to `seen`."""
-    first = self.next_round(seen)
-    last = first + max(self.overlap, 1) - 1
-    return tuple(t for t in range(first, last + 1) if self.is_round(t))
+    """The rounds open to whoever has seen the commits up to `seen` >= 0."""
+    t = self.next_round(seen)
+    last = t + max(self.overlap, 1) - 1
+    rounds = []
+    while t <= last:
+      rounds.append(t)
+      t = self.next_round(t)
+    return tuple(rounds)
 
 
-@functools.cache
-def _fragments_by_offset(schedule: Schedule) -> dict[int, tuple[int, ...]]:
-  due: dict[int, tuple[int, ...]] = {}
+def _residues(schedule: Schedule) -> tuple[_Residue, ...]:
+  interval = schedule.interval
+  due: list[list[int]] = [[] for _ in range(interval)]
   for fragment in range(schedule.num_fragments):
-    offset = schedule.offset(fragment)
-    due[offset] = due.get(offset, ()) + (fragment,)
-  return due
+    due[schedule.offset(fragment)].append(fragment)
+
+  # Rounds repeat every H; twice around, every step has both neighbours.
+  ahead, behind = [0] * interval, [0] * interval
+  for t in range(2 * interval):
+    before = (t - 1) % interval
+    behind[t % interval] = 1 if due[before] else behind[before] + 1
+    after = -t % interval
+    ahead[(after - 1) % interval] = 1 if due[after] else ahead[after] + 1
+  return tuple(map(_Residue, map(tuple, due), ahead, behind))

@@ -5,9 +5,8 @@ out (paper, Alg. 2; docs/protocol.md, "Syncer"). Rounds in flight are
 collected and merged in parallel; commits are created in order.
 """
 
-import dataclasses
-
 from ddiloco.protocol import quorum
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.messages import Commit, Counted, Progress
 from ddiloco.protocol.retention import sweep
 from ddiloco.protocol.rules import Rules
@@ -39,13 +38,12 @@ from ddiloco.protocol.syncer_types import (
 from ddiloco.protocol.syncer_views import (
   average,
   change_round,
-  live,
-  step_ns,
+  fastest_ns,
+  live_views,
 )
 
 COMPLETED = "completed"
 OVERTAKEN = "another syncer has committed this round"
-_replace = dataclasses.replace
 _Commands = list[Command]
 
 
@@ -83,7 +81,7 @@ def start(event: Opened, rules: Rules) -> tuple[SyncerState, list[Command]]:
     done=False,
   )
   if rules.ended(commit.round, commit.tokens):
-    return _replace(state, done=True), [Stop(COMPLETED)]
+    return replace(state, done=True), [Stop(COMPLETED)]
   return _open_rounds(state, event.now_ns, rules), []
 
 
@@ -108,14 +106,14 @@ def step(
     case Committed():
       state = _committed(state, event, rules, out)
     case StopRequested():
-      state = _replace(state, stopping=state.stopping or event.reason)
+      state = replace(state, stopping=state.stopping or event.reason)
     case Tick():
       pass
     case Opened():
       raise AssertionError("a life starts once")
   if state.stopping and not any(r.committing for r in state.rounds):
     out.append(Stop(state.stopping))
-    return _replace(state, done=True), out
+    return replace(state, done=True), out
   state = _close(state, event.now_ns, rules, out)
   return _commit(state, rules, out), out
 
@@ -134,8 +132,8 @@ def watched(state: SyncerState) -> tuple[tuple[int, int, int, int], ...]:
       continue
     newest = {(m, n): attempt for m, n, attempt in sorted(view.tried)}
     for learner in state.learners:
-      life = (learner.learner, learner.incarnation)
-      keys.append((view.round, *life, newest.get(life, 0) + 1))
+      m, n = learner.learner, learner.incarnation
+      keys.append((view.round, m, n, newest.get((m, n), 0) + 1))
   return tuple(keys)
 
 
@@ -144,7 +142,7 @@ def wake_ns(state: SyncerState, now_ns: int, rules: Rules) -> int | None:
   times = [
     verdict.at_ns
     for view in state.rounds
-    if not view.closed_ns
+    if view.quorum_ns and not view.closed_ns  # before it, only events count
     for verdict in (verdict_on(state, view, now_ns, rules),)
     if verdict.at_ns is not None
   ]
@@ -156,18 +154,20 @@ def verdict_on(
 ) -> quorum.Verdict:
   """Whether an open round closes now, and why."""
   valid = {answer.learner for answer in view.answers if answer.checked}
-  earlier = [r for r in state.rounds if r.round < view.round]
+  alive = live_views(state, now_ns, rules)
   return quorum.decide(
     rules,
     now_ns=now_ns,
     gap=rules.schedule.gap(view.round),
-    earlier_closed=all(r.closed_ns for r in earlier),
+    earlier_closed=all(
+      [r.closed_ns for r in state.rounds if r.round < view.round]
+    ),
     last_closed_ns=state.last_closed_ns,
     valid=len(valid),
     quorum_ns=view.quorum_ns,
     grace_ns=view.grace_ns,
-    step_ns=step_ns(state, now_ns, rules),
-    unanswered_live=len(set(live(state, now_ns, rules)) - valid),
+    step_ns=fastest_ns(alive),
+    unanswered_live=len({v.learner for v in alive} - valid),
   )
 
 
@@ -178,11 +178,13 @@ def _close(
   state: SyncerState, now_ns: int, rules: Rules, out: _Commands
 ) -> SyncerState:
   for view in state.rounds:
-    if view.closed_ns or not verdict_on(state, view, now_ns, rules).close:
+    if view.closed_ns or not view.quorum_ns:
+      continue
+    if not verdict_on(state, view, now_ns, rules).close:
       continue
     out.append(Merge(view.round, _counted(view)))
     state = change_round(state, view.round, closed_ns=max(now_ns, 1))
-    state = _replace(state, last_closed_ns=max(now_ns, 1))
+    state = replace(state, last_closed_ns=max(now_ns, 1))
   return state
 
 
@@ -220,7 +222,7 @@ def _commit(state: SyncerState, rules: Rules, out: _Commands) -> SyncerState:
       )
     )
   )
-  state = _replace(state, tokens=tokens)
+  state = replace(state, tokens=tokens)
   return change_round(state, view.round, committing=True)
 
 
@@ -231,12 +233,12 @@ def _committed(
   assert view.round == event.round and view.committing, event
   if not event.won:
     state = change_round(state, event.round, committing=False)
-    return _replace(state, stopping=OVERTAKEN)
+    return replace(state, stopping=OVERTAKEN)
   out.append(sweep(event.round, rules.schedule))
   new = dict(
     zip(rules.schedule.fragments(event.round), view.merged, strict=True)
   )
-  state = _replace(
+  state = replace(
     state,
     committed=event.round,
     previous=event.digest,
@@ -245,7 +247,7 @@ def _committed(
     xi_sync_ns=average(state.xi_sync_ns, event.now_ns - view.closed_ns),
   )
   if rules.ended(event.round, state.tokens):
-    return _replace(state, stopping=state.stopping or COMPLETED)
+    return replace(state, stopping=state.stopping or COMPLETED)
   return _open_rounds(state, event.now_ns, rules)
 
 
@@ -256,7 +258,7 @@ def _open_rounds(state: SyncerState, now_ns: int, rules: Rules) -> SyncerState:
     for t in rules.schedule.open_rounds(state.committed)
     if t not in known
   )
-  return _replace(state, rounds=(*state.rounds, *fresh))
+  return replace(state, rounds=(*state.rounds, *fresh))
 
 
 def _counted(view: RoundView) -> tuple[Counted, ...]:

@@ -1,9 +1,9 @@
 """The syncer and its answers: admission, quorum and signs of life."""
 
-import dataclasses
 from typing import Any
 
 from ddiloco.protocol import admission, quorum
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.messages import Refused
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_types import (
@@ -21,15 +21,14 @@ from ddiloco.protocol.syncer_views import (
   average,
   change_learner,
   change_round,
+  fastest_ns,
   learner_view,
   life,
-  live,
+  live_views,
   round_view,
-  step_ns,
 )
 from ddiloco.types import Refusal
 
-_replace = dataclasses.replace
 _Commands = list[Command]
 
 
@@ -120,7 +119,7 @@ def checked(
         refused.append(Refused(*life(loser), Refusal.SUPERSEDED))
       answers.remove(other)
       answer = max(other, answer, key=life)
-  answers.append(_replace(answer, checked=True))
+  answers.append(replace(answer, checked=True))
   state = change_round(
     state,
     event.round,
@@ -139,7 +138,7 @@ def _judge_norms(
     if admission.is_outlier(norm, norms[p], rules):
       reason = Refusal.OUTLIER
     norms[p] = admission.remember_norm(norms[p], norm)
-  return _replace(state, norms=tuple(norms)), reason
+  return replace(state, norms=tuple(norms)), reason
 
 
 def _reach_quorum(
@@ -150,19 +149,19 @@ def _reach_quorum(
   first_ns = view.first_ns or min(answer.arrived_ns for answer in valid)
   if len(valid) < rules.quorum_min or view.quorum_ns:
     return change_round(state, t, first_ns=first_ns)
-  state = _replace(
+  state = replace(
     state, xi_quorum_ns=average(state.xi_quorum_ns, now_ns - first_ns)
   )
-  alive = live(state, now_ns, rules)
-  fetch_ns = [v.fetch_ns for v in state.learners if v.learner in alive]
+  alive = live_views(state, now_ns, rules)
+  fetch_ns = [view.fetch_ns for view in alive]
   return change_round(
     state,
     t,
     first_ns=first_ns,
-    quorum_ns=now_ns,
+    quorum_ns=max(now_ns, 1),
     grace_ns=quorum.grace_ns(
       rules,
-      step_ns(state, now_ns, rules),
+      fastest_ns(alive),
       state.xi_quorum_ns,
       state.xi_sync_ns + max(fetch_ns, default=0),
     ),
@@ -194,7 +193,7 @@ def _heard(
   known = learner_view(state, learner)
   if known is None:
     known = LearnerView(learner, incarnation, 0, now_ns, False, 0, 0, 0, 0, 0)
-    state = _replace(
+    state = replace(
       state,
       learners=tuple(
         sorted((*state.learners, known), key=lambda view: view.learner)

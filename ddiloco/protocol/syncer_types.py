@@ -4,8 +4,7 @@ Times are `now_ns` of the syncer's own monotonic clock. Norms are integers of
 1e-9 so that no float decides control flow.
 """
 
-import dataclasses
-
+from ddiloco.protocol.fields import record
 from ddiloco.protocol.messages import (
   AnswerHeader,
   Commit,
@@ -17,7 +16,7 @@ from ddiloco.protocol.messages import (
 from ddiloco.types import Refusal
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class LearnerView:
   """One learner as the syncer knows it; of its newest life."""
 
@@ -33,7 +32,7 @@ class LearnerView:
   earlier_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Answer:
   """One attempt of a learner at an open round."""
 
@@ -45,7 +44,7 @@ class Answer:
   checked: bool  # fetched, checksums right, finite, no outlier
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class RoundView:
   """An uncommitted round. A time of 0 means: not yet."""
 
@@ -62,7 +61,7 @@ class RoundView:
   committing: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class SyncerState:
   """Everything the syncer's decisions depend on."""
 
@@ -85,7 +84,7 @@ class SyncerState:
 # --- Events -----------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Opened:
   """A life starts from the newest commit."""
 
@@ -95,7 +94,7 @@ class Opened:
   digest: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class AnswerSeen:
   """An answer's header is there and is a well-formed record."""
 
@@ -104,7 +103,7 @@ class AnswerSeen:
   header: AnswerHeader
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class AnswerGarbled:
   """An object lies where a header should, and is none."""
 
@@ -113,7 +112,7 @@ class AnswerGarbled:
   reason: Refusal
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class AnswerChecked:
   """An answer's parts were fetched and inspected; `reason` None: valid."""
 
@@ -126,7 +125,7 @@ class AnswerChecked:
   norms: tuple[int, ...]  # per fragment of the round, in 1e-9
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class MemberSeen:
   """A member's record is new or has changed."""
 
@@ -137,7 +136,7 @@ class MemberSeen:
   left: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Merged:
   """A round's new fragments are in the exchange."""
 
@@ -146,7 +145,7 @@ class Merged:
   fragments: tuple[FragmentState, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Committed:
   """The create of a commit has an outcome."""
 
@@ -156,14 +155,14 @@ class Committed:
   digest: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Tick:
   """The time the machine asked to be woken at."""
 
   now_ns: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class StopRequested:
   """Somebody wants this life to end: a signal, or a lost lease."""
 
@@ -186,7 +185,7 @@ Event = (
 # --- Commands ---------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Check:
   """Fetch an answer's parts, verify and inspect them."""
 
@@ -196,7 +195,7 @@ class Check:
   attempt: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Merge:
   """Merge these answers, take the outer step, store the new fragments."""
 
@@ -204,7 +203,7 @@ class Merge:
   counted: tuple[Counted, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Drop:
   """An answer held for merging is not wanted any more."""
 
@@ -214,14 +213,14 @@ class Drop:
   attempt: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class WriteCommit:
   """Create the commit of a round."""
 
   commit: Commit
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Sweep:
   """Delete what retention no longer keeps."""
 
@@ -230,7 +229,7 @@ class Sweep:
   answers: tuple[int, ...]  # rounds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Stop:
   """This life is over."""
 

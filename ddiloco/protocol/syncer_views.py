@@ -1,8 +1,8 @@
 """Questions about the syncer's state, and small changes to it."""
 
-import dataclasses
 from typing import Any
 
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_types import (
   Answer,
@@ -11,25 +11,32 @@ from ddiloco.protocol.syncer_types import (
   SyncerState,
 )
 
-_replace = dataclasses.replace
+
+def live_views(
+  state: SyncerState, now_ns: int, rules: Rules
+) -> list[LearnerView]:
+  """The learners whose objects changed within `dead_after`."""
+  since_ns = now_ns - rules.dead_after_ns
+  return [
+    view
+    for view in state.learners
+    if not view.left and view.changed_ns > since_ns
+  ]
 
 
 def live(state: SyncerState, now_ns: int, rules: Rules) -> tuple[int, ...]:
-  """The learners whose objects changed within `dead_after`."""
-  return tuple(
-    view.learner
-    for view in state.learners
-    if not view.left and now_ns - view.changed_ns < rules.dead_after_ns
-  )
+  """The live learners by their numbers."""
+  return tuple([view.learner for view in live_views(state, now_ns, rules)])
+
+
+def fastest_ns(alive: list[LearnerView]) -> int:
+  """xi_step: the fastest of these learners' step time; 0 if unknown."""
+  return min([v.step_ns for v in alive if v.step_ns], default=0)
 
 
 def step_ns(state: SyncerState, now_ns: int, rules: Rules) -> int:
-  """xi_step: the fastest live learner's step time; 0 if unknown."""
-  alive = live(state, now_ns, rules)
-  known = [
-    v.step_ns for v in state.learners if v.learner in alive and v.step_ns
-  ]
-  return min(known, default=0)
+  """xi_step of the live learners."""
+  return fastest_ns(live_views(state, now_ns, rules))
 
 
 def life(answer: Answer) -> tuple[int, int, int]:
@@ -49,11 +56,13 @@ def learner_view(state: SyncerState, learner: int) -> LearnerView | None:
 
 def change_round(state: SyncerState, t: int, **changes: Any) -> SyncerState:
   """The state with one round changed."""
-  return _replace(
+  return replace(
     state,
     rounds=tuple(
-      _replace(view, **changes) if view.round == t else view
-      for view in state.rounds
+      [
+        replace(view, **changes) if view.round == t else view
+        for view in state.rounds
+      ]
     ),
   )
 
@@ -62,11 +71,13 @@ def change_learner(
   state: SyncerState, learner: int, **changes: Any
 ) -> SyncerState:
   """The state with one learner changed."""
-  return _replace(
+  return replace(
     state,
     learners=tuple(
-      _replace(view, **changes) if view.learner == learner else view
-      for view in state.learners
+      [
+        replace(view, **changes) if view.learner == learner else view
+        for view in state.learners
+      ]
     ),
   )
 

@@ -46,6 +46,8 @@ class Header:
   libraries: tuple[tuple[str, str], ...]
   started_unix_ns: int  # to lay the actors' clocks beside each other
   started_ns: int  # the same instant on the actor's own clock
+  # (life, step) of the checkpoint a learner went on from; None: it was fresh.
+  restored: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

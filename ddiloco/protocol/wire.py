@@ -10,15 +10,22 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco.types import WIRE_FORMAT, Refusal
 
 MAGIC = b"ddiloco"
 MAX_RECORD_BYTES = 64 * 1024 * 1024
+_ENCODER = json.JSONEncoder(
+  sort_keys=True,
+  separators=(",", ":"),
+  allow_nan=False,
+  check_circular=False,
+)
 
 
 class WireError(ValueError):
@@ -36,9 +43,7 @@ def sha256(data: bytes | memoryview) -> str:
 
 def canonical_json(value: Any) -> bytes:
   """The one JSON text of a plain value."""
-  return json.dumps(
-    value, sort_keys=True, separators=(",", ":"), allow_nan=False
-  ).encode()
+  return _ENCODER.encode(value).encode()
 
 
 def frame(kind: str, value: Any) -> bytes:
@@ -81,14 +86,10 @@ def unframe(kind: str, data: bytes) -> Any:
     raise WireError(Refusal.MALFORMED, f"{kind}: {error}") from error
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> dict[str, Any]:
   """A dataclass as a dict, tuples as lists; the inverse of `from_plain`."""
-  cls = type(value)
-  if cls is tuple:
-    return [to_plain(item) for item in value]
-  if dataclasses.is_dataclass(cls):
-    return {name: to_plain(getattr(value, name)) for name in field_types(cls)}
-  return value
+  shape = _shape(type(value))
+  return dict(zip(shape.names, _write_fields(shape, value), strict=True))
 
 
 def from_plain(hint: Any, value: Any) -> Any:
@@ -99,8 +100,7 @@ def from_plain(hint: Any, value: Any) -> Any:
 def pack(value: Any) -> list[Any]:
   """A dataclass as `[class name, field, …]`: the compact form of tapes."""
   cls = type(value)
-  fields = [to_plain(getattr(value, name)) for name in field_types(cls)]
-  return [cls.__name__, *fields]
+  return [cls.__name__, *_write_fields(_shape(cls), value)]
 
 
 def unpack(classes: dict[str, type], value: Any) -> Any:
@@ -109,23 +109,88 @@ def unpack(classes: dict[str, type], value: Any) -> Any:
   if not isinstance(name, str) or name not in classes:
     raise WireError(Refusal.MALFORMED, f"unknown record {_shown(name)}")
   cls = classes[name]
-  readers = _field_readers(cls)
-  if len(value) != len(readers) + 1:
+  if len(value) != len(_shape(cls).names) + 1:
     raise _mismatch(cls, value)
-  fields = zip(readers.values(), value[1:], strict=True)
-  return cls(*(read(field) for read, field in fields))
+  return _read_fields(cls, value[1:])
+
+
+# --- A class or hint is looked at once, not for every value -----------------
+
+_Writer = Callable[[Any], Any]
+_Reader = Callable[[Any], Any]
+_EXACT = (int, str, bool)  # JSON has them: only the type is verified
+
+
+class _Shape(NamedTuple):
+  """The fields of a dataclass, by position, and what is done to them."""
+
+  names: tuple[str, ...]
+  values: Callable[[Any], tuple]
+  writers: tuple[tuple[int, _Writer], ...]  # of those JSON lacks
+  readers: tuple[tuple[int, _Reader], ...]  # of those that are not exact
+  exact: tuple[tuple[int, type], ...]
 
 
 @functools.cache
-def field_types(cls: type) -> dict[str, Any]:
-  """The resolved type of each field of a dataclass, in order."""
+def _shape(cls: type) -> _Shape:
   hints = typing.get_type_hints(cls)
-  return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+  names = tuple(field.name for field in dataclasses.fields(cls))
+  fields = [(i, hints[name]) for i, name in enumerate(names)]
+  return _Shape(
+    names=names,
+    values=_getter(names),
+    writers=tuple((i, write) for i, x in fields if (write := _writer(x))),
+    readers=tuple((i, _reader(x)) for i, x in fields if x not in _EXACT),
+    exact=tuple((i, x) for i, x in fields if x in _EXACT),
+  )
 
 
-# --- Readers: a hint is looked at once, not for every value -----------------
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple]:
+  """All fields of a value; `attrgetter` gives a tuple for two or more."""
+  if len(names) > 1:
+    return operator.attrgetter(*names)
+  return lambda value: tuple(getattr(value, name) for name in names)
 
-_Reader = Callable[[Any], Any]
+
+# --- Writers ----------------------------------------------------------------
+
+
+@functools.cache
+def _writer(hint: Any) -> _Writer | None:
+  """None: JSON has values of this type as they are."""
+  if dataclasses.is_dataclass(hint):
+    return to_plain
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if origin is tuple:
+    items = [_writer(arg) for arg in args if arg is not Ellipsis]
+    if not any(items):
+      return list
+    if len(items) < len(args):
+      return functools.partial(_write_sequence, items[0])
+    return functools.partial(_write_tuple, items)
+  if origin in (typing.Union, types.UnionType):
+    write = _writer(args[0])
+    return write and (lambda value: None if value is None else write(value))
+  return None
+
+
+def _write_fields(shape: _Shape, value: Any) -> list[Any]:
+  fields = list(shape.values(value))
+  for i, write in shape.writers:
+    fields[i] = write(fields[i])
+  return fields
+
+
+def _write_sequence(write: _Writer, value: tuple) -> list[Any]:
+  return [write(item) for item in value]
+
+
+def _write_tuple(items: list[_Writer | None], value: tuple) -> list[Any]:
+  pairs = zip(items, value, strict=True)
+  return [write(item) if write else item for write, item in pairs]
+
+
+# --- Readers ----------------------------------------------------------------
 
 
 @functools.cache
@@ -147,16 +212,25 @@ def _reader(hint: Any) -> _Reader:
   return functools.partial(_read_exactly, hint)
 
 
-@functools.cache
-def _field_readers(cls: type) -> dict[str, _Reader]:
-  return {name: _reader(hint) for name, hint in field_types(cls).items()}
-
-
 def _read_dataclass(cls: type, value: Any) -> Any:
-  readers = _field_readers(cls)
-  if not isinstance(value, dict) or value.keys() != readers.keys():
+  names = _shape(cls).names
+  if not isinstance(value, dict) or len(value) != len(names):
     raise _mismatch(cls, value)
-  return cls(*(read(value[name]) for name, read in readers.items()))
+  try:
+    fields = [value[name] for name in names]
+  except KeyError as error:
+    raise _mismatch(cls, value) from error
+  return _read_fields(cls, fields)
+
+
+def _read_fields(cls: type, fields: list[Any]) -> Any:
+  shape = _shape(cls)
+  for i, hint in shape.exact:
+    if type(fields[i]) is not hint:
+      raise _mismatch(hint, fields[i])
+  for i, read in shape.readers:
+    fields[i] = read(fields[i])
+  return cls(*fields)
 
 
 def _read_sequence(hint: Any, read: _Reader, value: Any) -> tuple:

@@ -10,6 +10,7 @@ from ddiloco import config as config_lib
 from ddiloco.config import Config, ConfigError
 from ddiloco.protocol import keys, ledger, messages, wire
 from ddiloco.protocol.messages import Commit
+from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.protocol.tape import Header
 from ddiloco.report import workdir as workdir_lib
@@ -212,7 +213,7 @@ def _read_commits(
 
   def read(t: int) -> bytes | None:
     item = exchange.get(listed[t]) if t in listed else None
-    return None if item is None else item.value
+    return None if item is None or item.value == SWEPT else item.value
 
   def digest_of(t: int) -> str | None:
     data = read(t)
@@ -220,8 +221,11 @@ def _read_commits(
 
   syncer.resolve(digest_of)
   for t in sorted(listed.keys() - syncer.rounds.keys()):
+    data = read(t)
+    if data is None:
+      continue
     try:
-      syncer.take_commit(messages.decode(Commit, read(t) or b""))
+      syncer.take_commit(messages.decode(Commit, data))
     except wire.WireError as error:
       warnings.append(f"{listed[t]} is damaged: {error}")
   return syncer.committed

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import datetime
+import gzip
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import numpy as np
 
 from ddiloco.protocol import ledger
 from ddiloco.report import accounting as accounting_lib
-from ddiloco.report import page, story
+from ddiloco.report import page, story, trace
 from ddiloco.report.accounting import Accounting
 from ddiloco.report.lives import LearnerLife
 from ddiloco.report.run import NoRun, Run, load
@@ -24,6 +25,8 @@ __all__ = ["NoRun", "summarise", "text", "write"]
 
 SUMMARY = "summary.json"
 REPORT = "report.html"
+TRACE = "trace.json"
+_TRACE_BYTES_MAX = 20_000_000  # beyond, it is compressed
 
 
 def summarise(
@@ -38,13 +41,14 @@ def summarise(
 def write(
   exchange: Exchange, workdir: str | os.PathLike[str]
 ) -> dict[str, Any]:
-  """Writes summary.json and report.html; returns the summary."""
+  """Writes summary.json, report.html and a trace; returns the summary."""
   workdir = pathlib.Path(workdir)
   run = load(exchange, workdir)
   accounting = accounting_lib.account(run)
   summary = _summary(run, accounting, workdir)
   _replace(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
   _replace(workdir / REPORT, page.render(run, accounting, summary))
+  _write_trace(workdir, trace.render(run, accounting))
   return summary
 
 
@@ -53,10 +57,22 @@ def text(summary: dict[str, Any]) -> str:
   return story.screen(summary)
 
 
-def _replace(path: pathlib.Path, content: str) -> None:
+def _write_trace(workdir: pathlib.Path, content: str) -> None:
+  """trace.json, or trace.json.gz if it is long; Perfetto opens both."""
+  plain, packed = workdir / TRACE, workdir / f"{TRACE}.gz"
+  if len(content) > _TRACE_BYTES_MAX:
+    _replace(packed, gzip.compress(content.encode()))
+    plain.unlink(missing_ok=True)
+  else:
+    _replace(plain, content)
+    packed.unlink(missing_ok=True)
+
+
+def _replace(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file whole or not at all."""
   temporary = path.with_name(f".{path.name}.{os.getpid()}")
-  temporary.write_text(content, encoding="utf-8")
+  data = content.encode() if isinstance(content, str) else content
+  temporary.write_bytes(data)
   temporary.replace(path)
 
 

@@ -40,7 +40,7 @@ _Rows = dict[str, list[Span]]
 
 def timeline(run: Run, accounting: Accounting, ticks: Ticks) -> Figure:
   """The timeline of a run."""
-  rows: _Rows = {_SYNCER: _syncer_spans(run)}
+  rows: _Rows = {_SYNCER: syncer_spans(run)}
   for learner in reversed(accounting.learners):
     rows[f"learner {learner}"] = accounting.learners[learner].spans
   data = [
@@ -125,7 +125,8 @@ def join(spans: list[Span], gap_ns: int) -> list[Span]:
   return joined
 
 
-def _syncer_spans(run: Run) -> list[Span]:
+def syncer_spans(run: Run) -> list[Span]:
+  """The syncer's row."""
   spans = []
   for kind, begin, end in (
     ("wait", "opened_ns", "quorum_ns"),

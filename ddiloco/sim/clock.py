@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from ddiloco.types import SECOND_NS
 
+EPOCH_NS = 946_684_800 * SECOND_NS  # the world begins on 2000-01-01, UTC
+
 Action = Callable[[], None]
 
 
@@ -72,7 +74,7 @@ def stream(seed: int, name: str) -> random.Random:
 
 def spread(rng: random.Random, mean_ns: int, fraction: float) -> int:
   """A duration within +- `fraction` of its mean, at least 1 ns."""
-  return max(round(mean_ns * (1 + fraction * rng.uniform(-1, 1))), 1)
+  return max(round(mean_ns * (1 + fraction * (2 * rng.random() - 1))), 1)
 
 
 def seconds(value: float) -> int:

@@ -18,10 +18,18 @@ class NullCompute:
 
   layout_digest = "null"
   layout_json = "{}"
+  facts = {
+    "backend": "none",
+    "devices": 0,
+    "processes": 1,
+    "threads": 0,
+    "cpu_features": "",
+    "libraries": (),
+  }
 
   def __init__(self, config: Config):
     self._config = config
-    self._positions: dict[int, int] = {}
+    self._positions: dict[int, dict[str, int]] = {}
 
   @property
   def answer_bytes(self) -> tuple[int, ...]:
@@ -47,15 +55,28 @@ class NullCompute:
     """A life's arrays."""
     return NullSyncerArrays(self._config.sync.num_fragments)
 
+  def scaled(self, part: bytes, due: tuple[int, ...], factor: float) -> bytes:
+    """An encoded answer to these fragments, `factor` times as large."""
+    size = ANSWER_BYTES
+    return b"".join(
+      round(factor * int.from_bytes(part[i * size :][:size])).to_bytes(size)
+      for i in range(len(due))
+    )
+
   def position(self, learner: int) -> int:
     """The data position of the learner's own checkpoint."""
-    return self._positions.get(learner, 0)
+    return self._positions.get(learner, {}).get("next_sample", 0)
+
+  def restored(self, learner: int) -> tuple[int, int] | None:
+    """The (life, step) of the checkpoint the next life goes on from."""
+    position = self._positions.get(learner)
+    return position and (position["incarnation"], position["step"])
 
   def saver(self, learner: int) -> Any:
     """What the plane calls to save a checkpoint."""
 
     def save(state: Any, position: dict[str, int]) -> None:
       del state
-      self._positions[learner] = position["next_sample"]
+      self._positions[learner] = position
 
     return save

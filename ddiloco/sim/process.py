@@ -7,13 +7,13 @@ still arrives there.
 """
 
 import collections
-import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
 
 from ddiloco.engine.actor import Actor, Lane, Work
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job
+from ddiloco.protocol.fields import replace
 from ddiloco.sim.clock import Clock, Heap, spread
 from ddiloco.sim.exchange import SimExchange
 
@@ -38,17 +38,21 @@ class Process:
   ):
     """Takes the world it lives in; `ended` is told how it ends."""
     self.name, self.heap, self.clock = name, heap, clock
+    self.who = name.partition("/")[0]  # whose life it is
     self.exchange, self.rng = exchange, rng
     self.actor: Actor | None = None
     self.alive = True
     self.paused = False
+    self.held = 0  # actions that a pause has put off
+    self.failure: Exception | None = None  # what it has died of
+    self.log: list[tuple[Any, tuple[Any, ...]]] = []  # if the world keeps it
     self._ended = ended
     self._deferred: list[Callable[[], None]] = []
     self._lanes: dict[Lane, collections.deque[tuple[Job, Any]]] = {
       lane: collections.deque() for lane in Lane
     }
     self._busy: set[Lane] = set()
-    self._watching: set[str] = set()
+    self._watching: dict[str, Callable[[], None]] = {}
     self._timer_ns: int | None = None
 
   # --- What subclasses say --------------------------------------------------
@@ -70,7 +74,10 @@ class Process:
     raise NotImplementedError
 
   def transition(self, before: Any, event: Any, after: Any) -> None:
-    """Called after every transition; the world counts and checks."""
+    """Called after every transition; the world counts."""
+
+  def decided(self, event: Any, commands: tuple[Any, ...]) -> None:
+    """Called with every decision, before it is performed; the world checks."""
 
   # --- Life and death -------------------------------------------------------
 
@@ -88,6 +95,7 @@ class Process:
       if not self.alive:
         return
       if self.paused:
+        self.held += 1
         self._deferred.append(guarded)
       else:
         action()
@@ -136,16 +144,18 @@ class Process:
       return
     except (ExchangeError, DamagedRun) as error:
       self._busy.discard(lane)
+      self.failure = error
       self.end(f"{type(error).__name__}: {error}")
       return
     if isinstance(request, Call):
-      self.exchange.submit(
-        self.name,
-        request,
-        lambda result: self.guard(
-          lambda: self._advance(lane, job, done, result)
-        )(),
-      )
+
+      def reply(result: Any) -> None:
+        if self.alive and not self.paused:
+          self._advance(lane, job, done, result)
+        else:
+          self.guard(lambda: self._advance(lane, job, done, result))()
+
+      self.exchange.submit(self.who, request, reply, wanted=lambda: self.alive)
       return
     wait_ns = self.compute_ns() if lane is Lane.COMPUTE else 0
     self.heap.after(
@@ -158,8 +168,11 @@ class Process:
     """One transition of the machine, and what follows from it."""
     if event is None or not self.alive:
       return
+    if isinstance(event, Work):  # goes on in another lane
+      self._submit(event)
+      return
     actor, before = self.actor, self.actor.state
-    event = dataclasses.replace(event, now_ns=self.clock.now_ns())
+    event = replace(event, now_ns=self.clock.now_ns())
     for work in actor.handle(event):
       self._submit(work)
     self.transition(before, event, actor.state)
@@ -172,29 +185,55 @@ class Process:
   def _submit(self, work: Work) -> None:
     self.run(work.job, self.deliver, work.lane)
 
+  def flush_every(self, interval_ns: int) -> None:
+    """Sends the tape out now and then, not only with what depends on it."""
+
+    def flush() -> None:
+      job = self._patient(self.actor.tape.flush())
+      self.run(job, lambda _: None, Lane.ORDERED)
+      self.flush_every(interval_ns)
+
+    self.heap.after(interval_ns, self.guard(flush))
+
+  def farewell(self) -> Job:
+    """The last that a life does in good order: its tape goes out."""
+    yield from self.actor.tape.flush()
+
   def _leave(self) -> None:
-    """The machine has stopped: the tape goes out, then the life ends."""
     self.run(
-      self.actor.tape.flush(),
+      self._patient(self.farewell()),
       lambda _: self.end(self.actor.state.stopping),
       Lane.ORDERED,
     )
 
   def _watch(self) -> None:
-    for key, look in self.watched().items():
+    watched = self.watched()
+    for key, look in watched.items():
       if key not in self._watching:
-        self._watching.add(key)
-        self.exchange.when(key, self.guard(self._look(key, look)))
+        action = self._watching[key] = self.guard(self._look(key, look))
+        self.exchange.when(key, action)
+    if len(self._watching) > len(watched):
+      self._forget([key for key in self._watching if key not in watched])
+
+  def _forget(self, unwatched: list[str]) -> None:
+    """Most second attempts never come; waiting for them would pile up."""
+    for key in unwatched:
+      if self.exchange.forget(key, self._watching[key]):
+        del self._watching[key]
+
+  def bury(self) -> None:
+    """Lets go of what a dead life still waits for."""
+    self._forget(list(self._watching))
 
   def _look(self, key: str, look: Callable[[], Job]) -> Callable[[], None]:
     def action() -> None:
       if key not in self.watched():
-        self._watching.discard(key)
+        self._watching.pop(key, None)
       else:
         self.run(self._patient(look()), found)
 
     def found(event: Any) -> None:
-      self._watching.discard(key)
+      self._watching.pop(key, None)
       if event is not None:
         self.deliver(event)
       else:  # a stale read, or a store that was away
@@ -209,6 +248,12 @@ class Process:
       return (yield from job)
     except ExchangeError:
       return None
+
+  def clock_jumped(self) -> None:
+    """Timers on the life's own clock may be due now."""
+    if self.actor is not None and self.alive:
+      self._timer_ns = None
+      self._set_timer()
 
   def _set_timer(self) -> None:
     now_ns = self.clock.now_ns()

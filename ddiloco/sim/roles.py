@@ -19,7 +19,8 @@ from ddiloco.protocol.learner_types import (
   StopRequested,
   Tick,
 )
-from ddiloco.protocol.messages import Genesis, Member
+from ddiloco.protocol.messages import Genesis, Lease, Member
+from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_types import Opened
 from ddiloco.protocol.syncer_types import StopRequested as StopSyncer
@@ -27,7 +28,21 @@ from ddiloco.protocol.syncer_types import Tick as SyncerTick
 from ddiloco.sim.process import RETRY_NS, Process
 
 SELDOM_NS = 1_000_000_000
+SUPERSEDED = "superseded"
+LEASE_LOST = "the lease was taken over"
 Header = Callable[[str, int], tape.Header]
+
+
+class _Tape(TapeWriter):
+  """A tape that tells its process what is recorded."""
+
+  def __init__(self, process: Process, header: tape.Header, **options: Any):
+    super().__init__(header, **options)
+    self._process = process
+
+  def record(self, event: Any, commands: tuple[Any, ...]) -> None:
+    super().record(event, commands)
+    self._process.decided(event, commands)
 
 
 class LearnerProcess(Process):
@@ -50,6 +65,7 @@ class LearnerProcess(Process):
     self._config, self._compute, self._header = config, compute, header
     self._step_ns, self._machine = step_ns, machine
     self._member: Member | None = None
+    self._looking = False  # for a commit; one look at a time
 
   def start(self) -> None:
     """Joins the run, as soon as there is one to join."""
@@ -78,9 +94,9 @@ class LearnerProcess(Process):
       return
     self._member = member
     position = self._compute.position(self.learner)
-    writer = TapeWriter(
-      self._header(tape.learner_actor(self.learner), member.incarnation)
-    )
+    header = self._header(tape.learner_actor(self.learner), member.incarnation)
+    restored = self._compute.restored(self.learner)
+    writer = _Tape(self, dataclasses.replace(header, restored=restored))
     commit = newest.commit
     plane = LearnerPlane(
       arrays=arrays,
@@ -113,6 +129,7 @@ class LearnerProcess(Process):
     )
     self._beat_later()
     self._look_past_later()
+    self.flush_every(seconds_to_ns(self._config.live.tape_flush_s))
 
   # --- Process --------------------------------------------------------------
 
@@ -142,17 +159,40 @@ class LearnerProcess(Process):
 
   # --- What runs beside -----------------------------------------------------
 
+  def farewell(self) -> Job:
+    """Says good-bye too, so that nobody waits for this learner."""
+    yield from super().farewell()
+    if not self.actor.state.stopping.startswith(SUPERSEDED):
+      yield from self._write_member(left=True)
+
   def _poll(self, t: int) -> Job:
-    state = self.actor.state
-    if self._machine.watched(state, self.rules) != t:
+    if self._looking or self._awaits() != t:
       return None
-    return (yield from self.actor.plane.poll(t))
+    self._looking = True
+    try:
+      return (yield from self.actor.plane.poll(t))
+    finally:
+      self._looking = False
+
+  def _awaits(self) -> int | None:
+    return self._machine.watched(self.actor.state, self.rules)
 
   def _beat_later(self) -> None:
     every_ns = seconds_to_ns(self._config.live.heartbeat_s)
     self.heap.after(every_ns, self.guard(self._beat))
 
   def _beat(self) -> None:
+    self.run(self._patient(self._heartbeat()), self._beaten)
+
+  def _heartbeat(self) -> Job:
+    incarnation = self._member.incarnation
+    newer = yield Call("get", (keys.member(self.learner, incarnation + 1),))
+    if newer is not None:
+      return StopRequested(0, f"{SUPERSEDED} by life {incarnation + 1}")
+    yield from self._write_member(left=False)
+    return None
+
+  def _write_member(self, *, left: bool) -> Job:
     state = self.actor.state
     self._member = dataclasses.replace(
       self._member,
@@ -161,17 +201,10 @@ class LearnerProcess(Process):
       steps=state.step,
       tokens=state.tokens,
       next_sample=state.next_sample,
+      left=left,
     )
-    self.run(self._patient(self._heartbeat()), self._beaten)
-
-  def _heartbeat(self) -> Job:
-    incarnation = self._member.incarnation
-    newer = yield Call("get", (keys.member(self.learner, incarnation + 1),))
-    if newer is not None:
-      return StopRequested(0, "superseded by a newer life")
-    key = keys.member(self.learner, incarnation)
+    key = keys.member(self.learner, self._member.incarnation)
     yield Call("put", (key, messages.encode(self._member)))
-    return None
 
   def _beaten(self, event: Any) -> None:
     self.deliver(event)
@@ -181,19 +214,21 @@ class LearnerProcess(Process):
     self.heap.after(SELDOM_NS, self.guard(self._look_past))
 
   def _look_past(self) -> None:
-    t = self._machine.watched(self.actor.state, self.rules)
-    if t is not None:
+    t = self._awaits()
+    if t is not None and not self._looking:
       self.run(self._patient(self._past(t)), self.deliver)
     self._look_past_later()
 
   def _past(self, t: int) -> Job:
     """Goes on from the newest commit if round t's is gone for good."""
-    if (yield Call("get", (keys.commit(t),))) is not None:
-      return None
-    event = yield from self.actor.plane.catch_up(t)
-    if self._machine.watched(self.actor.state, self.rules) != t:
-      return None  # it was seen meanwhile
-    return event
+    self._looking = True
+    try:
+      item = yield Call("get", (keys.commit(t),))
+      if item is not None and item.value != SWEPT:
+        return None
+      return (yield from self.actor.plane.catch_up(t))
+    finally:
+      self._looking = False
 
 
 class SyncerProcess(Process):
@@ -216,7 +251,10 @@ class SyncerProcess(Process):
     self._config, self._compute = config, compute
     self._genesis, self._header = genesis, header
     self._merge_ns, self._machine = merge_ns, machine
-    self._epoch = 0
+    self._wanted: tuple = ()
+    self._looks: dict[str, Callable[[], Job]] = {}
+    self._lease: Lease | None = None
+    self._generation: bytes | None = None
 
   def start(self) -> None:
     """Takes the lease, then creates the run or goes on with it."""
@@ -227,8 +265,9 @@ class SyncerProcess(Process):
     claim = yield from startup.claim_lease(self.name, "sim", 0, held)
     if claim is None:
       return None
-    epoch = claim[0].epoch
-    writer = TapeWriter(self._header(tape.SYNCER, epoch), durable=True)
+    self._lease, self._generation = claim
+    epoch = self._lease.epoch
+    writer = _Tape(self, self._header(tape.SYNCER, epoch), durable=True)
     plane = SyncerPlane(
       arrays=self._compute.syncer_arrays(),
       rules=self.rules,
@@ -261,6 +300,8 @@ class SyncerProcess(Process):
     )
     self.deliver(Opened(0, epoch, newest.commit, newest.digest))
     self._seldom()
+    self._renew_later()
+    self.flush_every(seconds_to_ns(self._config.live.tape_flush_s))
 
   # --- Process --------------------------------------------------------------
 
@@ -274,11 +315,13 @@ class SyncerProcess(Process):
 
   def watched(self) -> dict[str, Callable[[], Job]]:
     """The next answers of everybody known."""
-    poll = self.actor.plane.poll_answer
-    return {
-      keys.answer_header(*key): lambda key=key: poll(key)
-      for key in self._machine.watched(self.actor.state)
-    }
+    wanted = self._machine.watched(self.actor.state)
+    if wanted != self._wanted:  # most transitions change nothing here
+      poll, self._wanted = self.actor.plane.poll_answer, wanted
+      self._looks = {
+        keys.answer_header(*key): lambda key=key: poll(key) for key in wanted
+      }
+    return self._looks
 
   def compute_ns(self) -> int:
     """A merge."""
@@ -292,6 +335,26 @@ class SyncerProcess(Process):
       self.deliver(StopSyncer(0, reason))
 
   # --- What runs beside -----------------------------------------------------
+
+  def _renew_later(self) -> None:
+    every_ns = seconds_to_ns(self._config.live.heartbeat_s)
+    self.heap.after(
+      every_ns,
+      self.guard(lambda: self.run(self._patient(self._renew()), self.deliver)),
+    )
+
+  def _renew(self) -> Job:
+    """Keeps the lease, or stops: somebody else is the syncer now."""
+    self._renew_later()
+    lease = dataclasses.replace(self._lease, beat=self._lease.beat + 1)
+    generation = yield Call(
+      "compare_and_swap",
+      (keys.LEASE, messages.encode(lease), self._generation),
+    )
+    if generation is None:
+      return StopSyncer(0, LEASE_LOST)
+    self._lease, self._generation = lease, generation
+    return None
 
   def _seldom(self) -> None:
     """What no watched key tells: members, odd answers, other syncers."""

@@ -10,18 +10,22 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.config import Config, learner_value, seconds_to_ns
-from ddiloco.protocol import keys, messages, tape, wire
+from ddiloco.engine.ports import DamagedRun
+from ddiloco.protocol import keys, tape, wire
 from ddiloco.protocol import learner as learner_machine
 from ddiloco.protocol import syncer as syncer_machine
 from ddiloco.protocol.invariants import InvariantError
 from ddiloco.protocol.messages import Commit, Genesis
 from ddiloco.protocol.rules import Rules, make_rules
-from ddiloco.sim.clock import Clock, Heap, spread, stream
-from ddiloco.sim.exchange import SimExchange
+from ddiloco.sim.audit import Audit
+from ddiloco.sim.clock import EPOCH_NS, Clock, Heap, spread, stream
+from ddiloco.sim.exchange import SimExchange, Weather
 from ddiloco.sim.process import Process
 from ddiloco.sim.roles import LearnerProcess, SyncerProcess
 
 SYNCER = "syncer"
+RIVAL = "rival"  # a second syncer; it does not come back
+KILLED = "killed"
 RESTART_NS = 1_000_000_000  # from a death to the next start, unless told
 
 
@@ -36,30 +40,50 @@ class World:
     seed: int,
     code_version: str,
     machines: dict[str, Any] | None = None,
+    logs: bool = False,
+    history: bool = True,
   ):
-    """Builds the world; `machines` replaces a role's machine (mutants)."""
+    """Builds the world, with nobody in it yet.
+
+    Args:
+      config: what the run is told.
+      compute: a `NullCompute`, or one that computes.
+      seed: of every chance.
+      code_version: for the run's records.
+      machines: replaces a role's machine (mutants).
+      logs: keep every decision of every life, for `audit.finish`.
+      history: keep all commits and tapes. Without, no memory is used up by a
+        long run, and what reads tapes (reports, `audit.finish`) has nothing.
+    """
     self.config, self.compute, self.seed = config, compute, seed
     self.heap = Heap()
     self.exchange = SimExchange(self.heap, stream(seed, "exchange"))
-    self.exchange.on_create = self._created
+    self.exchange.weather = Weather(delay_ns=self._ns("delay_s"))
+    self.exchange.deadline_ns = seconds_to_ns(config.live.store_deadline_s)
     self.rules: Rules = make_rules(
       config,
       run_id=f"sim-{seed}",
       layout=compute.layout_digest,
       answer_bytes=compute.answer_bytes,
     )
+    self.audit = Audit(self.rules, self.exchange, seed, history=history)
+    if not history:
+      self.exchange.unkept = (keys.TAPES,)
     self.processes: dict[str, Process] = {}
+    self.lives: list[Process] = []  # all there ever were, if `logs`
     self.events = 0
-    self.commits: dict[int, Commit] = {}  # every one ever created
     self.stopped: dict[str, str] = {}  # who is not to come back, and why
     self.slow_permille: dict[str, int] = {}
+    self.slowed: dict[str, int] = {}  # steps that this has hit
     self.on_event: Callable[[Process, Any, Any], None] = lambda p, e, s: None
-    self._machines = {
+    self.on_start: Callable[[Process], None] = lambda p: None
+    self.on_end: Callable[[Process, str], None] = lambda p, reason: None
+    self.machines = {
       "learner": learner_machine,
       SYNCER: syncer_machine,
     } | (machines or {})
     self._code_version = code_version
-    self._digests: dict[int, str] = {}
+    self._logs = logs
     self._lives: dict[str, int] = {}
     self._clocks: dict[str, Clock] = {}
 
@@ -79,26 +103,34 @@ class World:
     return True
 
   @property
+  def commits(self) -> dict[int, Commit]:
+    """Every commit ever created (of the last ones without `history`)."""
+    return self.audit.commits
+
+  @property
   def committed(self) -> int:
     """The newest commit there is."""
-    return max(self.commits, default=-1)
+    return self.audit.newest
 
   @property
   def ended(self) -> bool:
     """Whether the run has reached its end."""
-    newest = self.commits.get(self.committed)
-    return newest is not None and self.rules.ended(newest.round, newest.tokens)
+    return self.audit.ended
 
   # --- Processes ------------------------------------------------------------
 
   def start(self, name: str) -> None:
-    """Starts a life of `syncer` or `learner-<i>`."""
-    if name in self.processes and self.processes[name].alive:
-      return
+    """Starts a life of `syncer`, `rival` or `learner-<i>`."""
+    before = self.processes.get(name)
+    if before is not None:
+      if before.alive:
+        return
+      before.bury()
     self.stopped.pop(name, None)
     life = self._lives[name] = self._lives.get(name, 0) + 1
     process = self._make(name, f"{name}/{life}")
     self.processes[name] = process
+    self.on_start(process)
     start_ns = spread(process.rng, self._ns("start_s"), 0.5)
     self.heap.after(start_ns, process.guard(process.start))
 
@@ -108,8 +140,9 @@ class World:
     if not process.alive:
       return
     process.alive = False  # `end` would restart it on its own terms
+    self.on_end(process, KILLED)
     if restart_ns is None:
-      self.stopped[name] = "killed"
+      self.stopped[name] = KILLED
     else:
       self.heap.after(restart_ns, lambda: self._restart(name))
 
@@ -119,10 +152,15 @@ class World:
 
   def _on_end(self, process: Process, reason: str) -> None:
     """A life has ended by itself; only what failed comes back."""
-    name = process.name.partition("/")[0]
+    name = process.who
+    starting_syncer = name in (SYNCER, RIVAL) and process.actor is None
+    if isinstance(process.failure, DamagedRun) and not starting_syncer:
+      # One that starts may have read what is not current any more.
+      raise InvariantError(f"{process.name} finds damage: {process.failure}")
     if self.processes.get(name) is not process:
       return
-    if reason in ("completed", "stopped"):
+    self.on_end(process, reason)
+    if reason in ("completed", "stopped") or name == RIVAL:
       self.stopped[name] = reason
     else:
       self.heap.after(RESTART_NS, lambda: self._restart(name))
@@ -142,12 +180,12 @@ class World:
       "header": self._header(name),
     }
     where = (life, self.heap, self._clocks[name], self.exchange, rng)
-    if name == SYNCER:
+    if name in (SYNCER, RIVAL):
       process = SyncerProcess(
         *where,
         genesis=self._genesis(),
         merge_ns=lambda: spread(rng, self._ns("merge_s"), 0.5),
-        machine=self._machines[SYNCER],
+        machine=self.machines[SYNCER],
         **common,
       )
     else:
@@ -156,10 +194,13 @@ class World:
         *where,
         learner=learner,
         step_ns=self._step_ns(name, learner, rng),
-        machine=self._machines["learner"],
+        machine=self.machines["learner"],
         **common,
       )
     process.transition = lambda b, e, a: self._transition(process, e, a)
+    process.decided = lambda e, c: self._decided(process, e, c)
+    if self._logs:
+      self.lives.append(process)
     return process
 
   def _step_ns(
@@ -173,7 +214,10 @@ class World:
       step_ns = spread(rng, mean_ns, sim.jitter)
       if rng.random() < sim.spell_chance:
         step_ns = round(step_ns * sim.spell_factor)
-      return step_ns * self.slow_permille.get(name, 1000) // 1000
+      if name in self.slow_permille:
+        self.slowed[name] = self.slowed.get(name, 0) + 1
+        step_ns = step_ns * self.slow_permille[name] // 1000
+      return step_ns
 
     return draw
 
@@ -198,13 +242,8 @@ class World:
         config=wire.canonical_json(self.config.to_dict()).decode(),
         config_sha256=self.config.digest,
         code_version=self._code_version,
-        backend="none",
-        devices=0,
-        processes=1,
-        threads=0,
-        cpu_features="",
-        libraries=(),
-        started_unix_ns=self.heap.now_ns,
+        **self.compute.facts,
+        started_unix_ns=EPOCH_NS + self.heap.now_ns,
         started_ns=self._clocks[name].now_ns(),
       )
 
@@ -216,46 +255,11 @@ class World:
     self.events += 1
     self.on_event(process, event, state)
 
-  def _created(self, key: str, value: bytes) -> None:
-    """A create has won: the only thing that changes global state."""
-    t = keys.commit_round(key)
-    if t is None:
-      return
-    commit = messages.decode(Commit, value)
-    self._require(t not in self.commits, f"round {t} is committed once")
-    if t:
-      before = self.rules.schedule.previous_round(t)
-      self._require(before in self.commits, f"round {before} comes before {t}")
-      self._require(
-        commit.previous == self._digests[before],
-        f"commit {t} names the digest of commit {before}",
-      )
-      self._check_counted(commit)
-    self.commits[t] = commit
-    self._digests[t] = wire.sha256(value)
-
-  def _check_counted(self, commit: Commit) -> None:
-    learners = [item.learner for item in commit.counted]
-    self._require(
-      len(set(learners)) == len(learners) >= self.rules.quorum_min,
-      f"commit {commit.round} has at least K distinct learners: {learners}",
-    )
-    for p in self.rules.schedule.fragments(commit.round):
-      self._require(
-        commit.fragments[p].version == commit.round,
-        f"commit {commit.round} renews fragment {p}",
-      )
-    for item in commit.counted:
-      for part in item.contributions:
-        current = self.rules.schedule.version_before(
-          part.fragment, commit.round
-        )
-        self._require(
-          part.anchor == current or self.rules.anchor == "any",
-          f"commit {commit.round} counts learner {item.learner} from version "
-          f"{part.anchor} of fragment {part.fragment}, current is {current}",
-        )
-
-  def _require(self, ok: bool, promise: str) -> None:
-    if not ok:
-      raise InvariantError(f"world, seed {self.seed}: {promise}")
+  def _decided(self, process: Process, event: Any, commands: Any) -> None:
+    learner = None
+    if isinstance(process, LearnerProcess):
+      state = process.actor.state
+      learner = (state.learner, state.incarnation)
+    self.audit.decided(learner, event, commands)
+    if self._logs:
+      process.log.append((event, commands))

@@ -9,7 +9,8 @@ from ddiloco.engine import startup
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.engine.records import DamagedRun
 from ddiloco.protocol import keys, learner_types, messages
-from tests.engine.lockstep import Lockstep, MemoryExchange
+from tests.engine.lockstep import Lockstep
+from tests.engine.memory import MemoryExchange
 from tests.engine.recovery_test import assert_one_history
 from tests.engine.regression import free_config, make_config, make_world
 

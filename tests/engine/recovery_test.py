@@ -8,8 +8,9 @@ import pytest
 
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.protocol import keys, learner_types, syncer, wire
+from ddiloco.protocol.retention import SWEPT
 from tests.engine.identity_test import assert_equal
-from tests.engine.lockstep import Killed
+from tests.engine.memory import Killed
 from tests.engine.regression import (
   Regression,
   free_config,
@@ -340,7 +341,7 @@ def test_a_learner_behind_retention_goes_on_from_the_newest_commit():
   behind.blind = True
   world.run_to_round(20)
   missed = world.schedule.next_round(behind.state.seen)
-  assert keys.commit(missed) not in world.exchange.objects
+  assert world.exchange.objects[keys.commit(missed)].value == SWEPT
   behind.blind = False
   world.settle()
   seen = [e for e, _ in behind.log if isinstance(e, learner_types.CaughtUp)]

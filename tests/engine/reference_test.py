@@ -5,9 +5,15 @@ from itertools import cycle
 import numpy as np
 import pytest
 
+from ddiloco.protocol import keys
 from tests import reference
 from tests.engine.identity_test import assert_equal, distance
-from tests.engine.regression import Regression, make_config, make_world
+from tests.engine.regression import (
+  Regression,
+  free_config,
+  make_config,
+  make_world,
+)
 
 ROUNDS = 12
 BATCHES = (4, 2, 6)  # unequal, so that the weights matter
@@ -118,6 +124,50 @@ def test_a_wrong_weight_is_noticed():
   )
   history = reference.train(unweighted, recipe, 6)
   assert distance(world.params_at(6), history.params[-1]) > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["average", "rda"])
+def test_every_commit_is_what_its_answers_make(rule):
+  """Without lock step: unequal speeds, batches and numbers of steps."""
+  config = free_config(
+    3,
+    3,
+    3,
+    sync={"quorum_min": 2},
+    merge={"rule": rule, "embedding_rule": rule},
+    outer={"learning_rate": 0.7},
+    stop={"rounds": 30},
+  )
+  world = make_world(config, *programs(), script=cycle((0, 1, 0, 0, 2))).run()
+  unequal = 0
+  for t in range(1, 31):
+    (p,) = world.schedule.fragments(t)
+    parts = [item.contributions[0] for item in world.commit(t).counted]
+    unequal += len({part.steps for part in parts}) > 1
+    answers = [answer(world, t, item) for item in world.commit(t).counted]
+    before, after = world.params_at(t - 1), world.params_at(t)
+    for n, i in enumerate(world.layout.fragment(p)):
+      merged = reference.merge(
+        [tensors[n] for tensors in answers],
+        [part.tokens * part.tokens / part.steps for part in parts],
+        rule,
+      )
+      np.testing.assert_allclose(after[i], before[i] - 0.7 * merged, atol=1e-6)
+    others = set(range(6)) - set(world.layout.fragment(p))
+    assert_equal([after[i] for i in others], [before[i] for i in others])
+  assert unequal > 10
+
+
+def answer(world, t, item):
+  """The tensors of a counted answer, which is f32."""
+  key = keys.answer_part(t, item.learner, item.incarnation, item.attempt, 0)
+  values = np.frombuffer(world.exchange.history[key], np.float32)
+  (part,) = item.contributions
+  tensors = world.layout.fragment(part.fragment)
+  shapes = [world.layout.tensors[i].shape for i in tensors]
+  ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
+  pieces = np.split(values, ends[:-1])
+  return [x.reshape(s) for x, s in zip(pieces, shapes, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import keys, learner, learner_types, syncer, tape
-from tests.engine.lockstep import Killed, MemoryExchange, run_job
+from tests.engine.memory import Killed, MemoryExchange, run_job
 from tests.engine.recovery_test import exact_world, free_world
 from tests.engine.regression import free_config, make_world
 

@@ -124,7 +124,7 @@ def test_any_other_text_is_refused_with_a_value_error(text):
 
 BAD_TEXT = [
   ("at round 5 crash learner 1", "kinds are kill, pause, slow, stop, start"),
-  ("at round 5 nan learner 1", "unknown kind 'nan'"),
+  ("at round 5 nap learner 1", "unknown kind 'nap'"),
   ("at 5 kill learner 1", "'5' is no time"),
   ("at -5s kill learner 1", "must be from 0"),
   ("at round -1 kill learner 1", "must be from 0"),

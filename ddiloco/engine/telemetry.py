@@ -1,12 +1,16 @@
 """TensorBoard event files, one folder per actor, written while it runs."""
 
+import logging
+import os
 import pathlib
+import time
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
 
 from ddiloco.engine.learner_plane import LearnerPlane
-from ddiloco.live.log import logger
 from ddiloco.protocol.learner_types import CommitSeen, LearnerState, StepDone
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_types import AnswerGarbled, Committed, SyncerState
@@ -14,31 +18,53 @@ from ddiloco.protocol.syncer_views import live, step_ns
 from ddiloco.types import MILLISECOND_NS
 
 _EVERY_STEPS = 10
+_logger = logging.getLogger("ddiloco")
 
 
 class Telemetry:
-  """A writer that gives up, aloud, when its disk does."""
+  """A writer that gives up, aloud, when its disk does.
+
+  Not the library's `SummaryWriter`: its thread ends at the first error, and
+  whoever adds to its bounded queue then waits for ever.
+  """
 
   def __init__(self, workdir: pathlib.Path, actor: str):
-    self._writer: SummaryWriter | None = None
+    self._writer: EventsWriter | None = None
+    folder = workdir / "tensorboard" / actor
     try:
-      self._writer = SummaryWriter(str(workdir / "tensorboard" / actor))
+      folder.mkdir(parents=True, exist_ok=True)
+      self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
     except OSError as error:
       self._give_up(error)
 
   def _give_up(self, error: OSError) -> None:
-    logger.warning("no TensorBoard from here on: %s", error)
+    _logger.warning("no TensorBoard from here on: %s", error)
     self._writer = None
 
   def scalars(self, values: dict[str, float], step: int) -> None:
-    """Writes some values; training goes on if the disk is full."""
+    """Writes some values; training goes on if the disk is full.
+
+    They are in the file once its buffer is full, and at the end.
+    """
     if self._writer is None:
       return
+    summary = Summary(
+      value=[
+        Summary.Value(tag=name, simple_value=float(value))
+        for name, value in values.items()
+      ]
+    )
+    event = Event(wall_time=time.time(), step=step, summary=summary)
     try:
-      for name, value in values.items():
-        self._writer.add_scalar(name, value, step)
+      self._writer.write_event(event)
     except OSError as error:
       self._give_up(error)
+
+  def close(self) -> None:
+    """Writes what is left, and ends the writer's thread."""
+    if self._writer is not None:
+      self._writer.close()
+      self._writer = None
 
 
 class LearnerTelemetry(Telemetry):
@@ -87,7 +113,7 @@ class SyncerTelemetry(Telemetry):
       self._grace_ns[view.round] = view.grace_ns
     match event:
       case AnswerGarbled():
-        logger.warning("answer %s is refused: %s", event.key, event.reason)
+        _logger.warning("answer %s is refused: %s", event.key, event.reason)
       case Committed() if event.won:
         ms = MILLISECOND_NS
         self.scalars(

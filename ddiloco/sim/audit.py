@@ -1,0 +1,359 @@
+"""What must hold for a whole world: checked as it runs, and at its end.
+
+The machines' own invariants (`protocol.invariants`) see one actor each; what
+is checked here needs the view from outside: that what one actor believes is
+what another did, and that the store holds what the protocol says it does.
+The formulas are the paper's, written out again: a mistake in the schedule
+must not hide itself.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ddiloco.protocol import keys, ledger, messages, tape, wire
+from ddiloco.protocol.invariants import InvariantError
+from ddiloco.protocol.learner_types import CommitSeen, Joined, Settle
+from ddiloco.protocol.messages import AnswerHeader, Commit, FragmentState
+from ddiloco.protocol.retention import SWEPT
+from ddiloco.protocol.rules import Rules
+from ddiloco.protocol.syncer_types import AnswerSeen, Committed
+from ddiloco.sim.exchange import SimExchange
+from ddiloco.types import Anchor
+
+Log = list[tuple[Any, tuple[Any, ...]]]  # events, and what was decided
+
+
+class Audit:
+  """Watches a world's store and its actors' decisions."""
+
+  def __init__(
+    self, rules: Rules, exchange: SimExchange, seed: int, *, history: bool
+  ):
+    """Without `history` only the newest commits are remembered."""
+    self._rules, self._exchange, self._seed = rules, exchange, seed
+    self._history = history
+    self.commits: dict[int, Commit] = {}
+    self.newest = -1
+    self.spoilt: set[str] = set()  # headers of answers nobody may count
+    self.ended = False  # by the newest commit
+    self.on_commit: Callable[[int], None] = lambda t: None
+    self._digests: dict[int, str] = {}
+    self._headers: dict[str, list[bytes]] = {}  # of uncommitted rounds
+    self._needed: dict[str, int] = {}  # key -> version, of states to keep
+    exchange.on_create = self._created
+    exchange.on_write = self._written
+    exchange.on_delete = self._deleted
+
+  # --- The store ------------------------------------------------------------
+
+  def _written(self, key: str, value: bytes) -> None:
+    """Remembers headers: what a commit counts must have been offered."""
+    if value == SWEPT and keys.commit_round(key) is not None:
+      self._deleted(key)
+    if key.endswith(".header") and keys.answer_round(key) > self.newest:
+      self._headers.setdefault(key, []).append(value)
+
+  def _deleted(self, key: str) -> None:
+    """Retention never takes what somebody may still need."""
+    interval = self._rules.schedule.interval
+    t = keys.answer_round(key)
+    self._require(
+      t is None or t <= self.newest, f"{key} is kept: it is not committed"
+    )
+    t = keys.commit_round(key)
+    self._require(
+      t is None or 0 < t <= self.newest - 2 * interval,
+      f"{key} is kept for 2 H rounds (now {self.newest})",
+    )
+    self._require(key not in self._needed, f"{key} is one of the newest two")
+
+  def _created(self, key: str, value: bytes) -> None:
+    """A create has won: the only thing that changes global state."""
+    t = keys.commit_round(key)
+    if t is None:
+      return
+    commit = messages.decode(Commit, value)
+    self._require(t > self.newest, f"round {t} is committed once")
+    if t:
+      self._check_follows(commit)
+      self._check_counted(commit)
+    self._check_fragments(commit)
+    self.commits[t] = commit
+    self.newest = max(self.newest, t)
+    self.ended = self._rules.ended(t, commit.tokens)
+    self._digests[t] = wire.sha256(value)
+    if not self._history:
+      self._forget(t - 4 * self._rules.schedule.interval)
+    self._headers = {
+      key: values
+      for key, values in self._headers.items()
+      if keys.answer_round(key) > t
+    }
+    self.on_commit(t)
+
+  def _forget(self, t: int) -> None:
+    """Everything about the commits up to round t, long swept."""
+    for old in [old for old in self.commits if old <= t]:
+      del self.commits[old], self._digests[old]
+
+  def _check_follows(self, commit: Commit) -> None:
+    t = commit.round
+    # The round before: the largest one at which any fragment is due.
+    before = t - 1
+    while before > 0 and not self._due(before):
+      before -= 1
+    self._require(before in self.commits, f"round {before} comes before {t}")
+    self._require(
+      commit.previous == self._digests[before],
+      f"commit {t} names the digest of commit {before}",
+    )
+    earlier = self.commits[before]
+    self._require(
+      commit.tokens >= earlier.tokens, f"commit {t} loses no tokens"
+    )
+    for p, ref in enumerate(commit.fragments):
+      self._require(
+        p in self._due(t) or ref == earlier.fragments[p],
+        f"commit {t} changes only the fragments that are due, not {p}",
+      )
+
+  def _due(self, t: int) -> list[int]:
+    """F(t), by the definition: t_p = floor(p H / P)."""
+    h, n = self._rules.schedule.interval, self._rules.schedule.num_fragments
+    return [p for p in range(n) if t > 0 and t % h == p * h // n]
+
+  def _version(self, p: int, t: int) -> int:
+    """The newest version of a fragment once round t is committed."""
+    h, n = self._rules.schedule.interval, self._rules.schedule.num_fragments
+    return max(t - (t - p * h // n) % h, 0)
+
+  def _check_counted(self, commit: Commit) -> None:
+    t, rules = commit.round, self._rules
+    learners = [item.learner for item in commit.counted]
+    self._require(
+      len(set(learners)) == len(learners) >= rules.quorum_min,
+      f"commit {t} has at least K = {rules.quorum_min} distinct learners: "
+      f"{learners}",
+    )
+    for item in commit.counted:
+      key = keys.answer_header(t, item.learner, item.incarnation, item.attempt)
+      self._require(
+        key not in self.spoilt, f"{key} is no good, nobody counts it"
+      )
+      offered = [_contributions(data) for data in self._headers.get(key, ())]
+      self._require(
+        item.contributions in offered,
+        f"commit {t} counts what {key} offers: {item}, {offered}",
+      )
+      fragments = [part.fragment for part in item.contributions]
+      self._require(
+        fragments == self._due(t), f"{key} is for the fragments due"
+      )
+      for part in item.contributions:
+        current = self._version(part.fragment, t - 1)
+        self._require(
+          part.anchor == current or rules.anchor is Anchor.ANY,
+          f"commit {t} counts {key} from version {part.anchor} of fragment "
+          f"{part.fragment}, current is {current}",
+        )
+
+  def _check_fragments(self, commit: Commit) -> None:
+    for p, ref in enumerate(commit.fragments):
+      version = self._version(p, commit.round)
+      self._require(
+        ref.version == version,
+        f"commit {commit.round} has fragment {p} at version {version}",
+      )
+      if version != commit.round:
+        continue
+      self._check_stored(p, ref)
+      before = self._version(p, version - 1)
+      self._needed = {
+        key: v
+        for key, v in self._needed.items()
+        if v >= before or not key.startswith(keys.states(v, p))
+      }
+      for key in _state_keys(p, ref):
+        self._needed[key] = version
+
+  def _check_stored(self, p: int, ref: FragmentState) -> None:
+    params, outer = map(self._exchange.peek, _state_keys(p, ref))
+    told = (ref.params_sha256, ref.outer_sha256)
+    found = [None if x is None else wire.sha256(x) for x in (params, outer)]
+    self._require(
+      tuple(found) == told,
+      f"what a commit names for fragment {p}, version {ref.version}, exists",
+    )
+
+  # --- The actors -----------------------------------------------------------
+
+  def decided(self, learner: Any, event: Any, commands: Any) -> None:
+    """What an actor was told is true, and it draws the right conclusion.
+
+    Args:
+      learner: (number, incarnation), or None for the syncer.
+      event: what it took in.
+      commands: what it decided.
+    """
+    match event:
+      case CommitSeen():
+        if not self._history and event.round not in self.commits:
+          return  # forgotten
+        commit = self.commits[event.round]
+        counted = commit.counted_attempt(*learner)
+        told = (event.counted_attempt, event.run_tokens)
+        self._require(
+          told == (counted, commit.tokens),
+          f"learner {learner} is told what commit {event.round} says",
+        )
+        for command in commands:
+          self._require(
+            not isinstance(command, Settle) or command.attempt == counted,
+            f"learner {learner} settles attempt {counted}: {command}",
+          )
+      case Committed():
+        won = self._digests.get(event.round) == event.digest
+        self._require(event.won == won, f"commit {event.round} was won: {won}")
+
+  def finish(self, lives: Iterable[Any], machines: dict[str, Any]) -> None:
+    """The whole history: tapes, decisions, ledger.
+
+    Args:
+      lives: every process there was, with its `log`.
+      machines: the module of each role, by `syncer` or `learner`.
+    """
+    begun = [life for life in lives if life.log]
+    if not self.commits:
+      return
+    self._check_retention()
+    for life in begun:
+      self._check_tape(life)
+      learner = isinstance(life.log[0][0], Joined)
+      self._replay(life, machines["learner" if learner else tape.SYNCER])
+    self._check_ledger(begun)
+
+  def _check_retention(self) -> None:
+    commit = self.commits[self.newest]
+    for p, ref in enumerate(commit.fragments):
+      self._check_stored(p, ref)
+    for t in self.commits:
+      kept = t == 0 or t > self.newest - 2 * self._rules.schedule.interval
+      found = self._exchange.peek(keys.commit(t))
+      self._require(
+        not kept or (found and wire.sha256(found) == self._digests[t]),
+        f"commit {t} is still there, unchanged",
+      )
+
+  def _check_tape(self, life: Any) -> None:
+    """What lies in the store is a true beginning of what happened."""
+    actor, incarnation = _tape_of(life)
+    told: Log = []
+    for key in self._exchange.names(f"tape/{actor}.{incarnation}/"):
+      try:
+        segment = tape.decode_segment(self._exchange.peek(key))
+      except wire.WireError:
+        break  # torn as its writer died
+      told += [(r.event, r.commands) for r in segment.records]
+    happened = [
+      (event, tuple(map(tape.recorded, commands)))
+      for event, commands in life.log[: len(told)]
+    ]
+    self._require(told == happened, f"the tape of {life.name} is true")
+    for t, digest in self._digests.items():
+      if actor == tape.SYNCER and self.commits[t].epoch == incarnation and t:
+        self._require(
+          any(tape.CommitDigest(t, digest) in given for _, given in told),
+          f"commit {t} is on the tape of {life.name}",
+        )
+    life.told = told
+
+  def _replay(self, life: Any, machine: Any) -> None:
+    (first, commands), *rest = life.log
+    state, again = machine.start(first, self._rules)
+    for index, (event, commands_next) in enumerate(rest, 1):
+      self._require(
+        tuple(again) == commands, f"{life.name} decides {index - 1} again"
+      )
+      state, again = machine.step(state, event, self._rules)
+      commands = commands_next
+    self._require(
+      tuple(again) == commands and state == life.actor.state,
+      f"{life.name} decides {len(rest)} again and ends in the same state",
+    )
+
+  def _check_ledger(self, lives: list[Any]) -> None:
+    verdicts = self._verdicts(lives)
+    accounts = []
+    for life in lives:
+      joined = life.log[0][0]
+      if not isinstance(joined, Joined):
+        continue
+      fragments = self._rules.schedule.num_fragments
+      cut = ledger.LifeTape(joined.learner, joined.incarnation, fragments)
+      died = not life.alive and not life.actor.state.done
+      for event, commands in life.told if died else life.log:
+        cut.record(event, commands)
+      account = ledger.Account()
+      for segment in cut.segments(died=died):
+        account.book(segment.tokens, cut.shares(segment, verdicts))
+      self._require(
+        account.balanced and account.processed == fragments * cut.tokens,
+        f"the ledger of {life.name} balances: {account}",
+      )
+      merged = self._merged(joined.learner, joined.incarnation)
+      self._require(
+        account.merged == merged or self._rules.anchor is Anchor.ANY,
+        f"{life.name} has {merged} tokens merged, its ledger {account.merged}",
+      )
+      accounts.append(account)
+    total = ledger.total(accounts)
+    headline = ledger.headline(total, self._rules.schedule.num_fragments)
+    self._require(total.balanced and headline.balanced, "the ledger balances")
+
+  def _merged(self, learner: int, incarnation: int) -> int:
+    return sum(
+      part.tokens
+      for commit in self.commits.values()
+      for item in commit.counted
+      if (item.learner, item.incarnation) == (learner, incarnation)
+      for part in item.contributions
+    )
+
+  def _verdicts(self, lives: list[Any]) -> ledger.Verdicts:
+    counted, refused = {}, {}
+    for t, commit in self.commits.items():
+      for item in commit.counted:
+        counted[t, item.learner, item.incarnation] = item.attempt
+      for item in commit.refused:
+        key = (t, item.learner, item.incarnation, item.attempt)
+        refused[key] = item.reason
+    seen = {
+      event.key
+      for life in lives
+      for event, _ in life.log
+      if isinstance(event, AnswerSeen)
+    }
+    return ledger.Verdicts(self.newest, counted, refused, seen)
+
+  def _require(self, ok: Any, promise: str) -> None:
+    if not ok:
+      raise InvariantError(f"world, seed {self._seed}: {promise}")
+
+
+def _contributions(data: bytes) -> Any:
+  try:
+    return messages.decode(AnswerHeader, data).contributions
+  except wire.WireError:
+    return None  # torn
+
+
+def _state_keys(p: int, ref: FragmentState) -> tuple[str, str]:
+  where = (ref.version, p, ref.epoch)
+  return keys.params(*where), keys.outer_state(*where)
+
+
+def _tape_of(life: Any) -> tuple[str, int]:
+  first = life.log[0][0]
+  if isinstance(first, Joined):
+    return tape.learner_actor(first.learner), first.incarnation
+  return tape.SYNCER, first.epoch

@@ -1,0 +1,121 @@
+"""Real arrays for a simulated run: only its time is virtual.
+
+All learners share this process's devices, learner i the first ones that its
+island needs. Steps are computed when they are dispatched; how long they take
+is the world's business.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ddiloco.algo import codecs
+from ddiloco.config import Config
+from ddiloco.engine.facts import facts
+from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.loading import Model, answer_bytes, load_model
+from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.engine.startup import Newest
+from ddiloco.engine.syncer_arrays import SyncerArrays
+from ddiloco.protocol import wire
+from ddiloco.protocol.messages import Commit
+
+
+class JaxCompute:
+  """What `NullCompute` is, with the numbers."""
+
+  def __init__(self, config: Config, cache_dir: str):
+    """Builds the program and lays it out; raises `ConfigError`."""
+    self._config, self._cache_dir = config, cache_dir
+    self.facts = facts()
+    self.model = load_model(config, None, cache_dir)
+    check = getattr(self.model.program, "check", None)
+    if check is not None:
+      check()
+    self._learners: dict[int, Model] = {}
+    self._saved: dict[int, tuple[Any, dict[str, int]]] = {}
+    layout = self.model.layout
+    self.layout_digest = layout.digest
+    self.layout_json = wire.canonical_json(layout.to_json()).decode()
+    self.answer_bytes = answer_bytes(layout, self.model.codec)
+
+  def learner_arrays(
+    self, learner: int, newest: Newest, params: dict[int, bytes | None]
+  ) -> LearnerArrays | None:
+    """A life's arrays; None if a fragment is gone or damaged."""
+    model = self._learner(learner)
+    try:
+      placed = place(model, newest.commit, params)
+    except ValueError:
+      return None
+    state, _ = self._saved.get(learner, (model.state, {}))
+    # Steps donate their state, and another life may need it again.
+    state = jax.tree.map(jnp.copy, state)
+    return LearnerArrays(
+      model.program,
+      model.program.with_params(state, placed),
+      model.layout,
+      model.codec,
+      schedule_clock=self._config.inner.clock,
+    )
+
+  def syncer_arrays(self) -> SyncerArrays:
+    """A life's arrays, with the initial parameters."""
+    model = self.model
+    arrays = SyncerArrays.from_config(self._config, model.layout, model.codec)
+    params = model.program.params(model.state)
+    arrays.initialise(jax.device_get(jax.tree.leaves(params)))
+    return arrays
+
+  def scaled(self, part: bytes, due: tuple[int, ...], factor: float) -> bytes:
+    """An encoded answer to these fragments, `factor` times as large."""
+    codec, pieces, offset = self.model.codec, [], 0
+    for p in due:
+      shapes = fragment_shapes(self.model.layout, p)
+      piece = part[offset : offset + self.answer_bytes[p]]
+      offset += self.answer_bytes[p]
+      tensors = codec.decode(codecs.from_bytes(codec, shapes, piece), shapes)
+      scaled = tuple(factor * tensor for tensor in tensors)
+      payload, _ = codec.encode(codec.init(shapes), scaled)
+      pieces.append(codecs.to_bytes(payload))
+    return b"".join(pieces)
+
+  def position(self, learner: int) -> int:
+    """The data position of the learner's own checkpoint."""
+    return self._position(learner).get("next_sample", 0)
+
+  def restored(self, learner: int) -> tuple[int, int] | None:
+    """The (life, step) of the checkpoint the next life goes on from."""
+    position = self._position(learner)
+    return (position["incarnation"], position["step"]) if position else None
+
+  def saver(self, learner: int) -> Any:
+    """What the plane calls to save a checkpoint."""
+
+    def save(state: Any, position: dict[str, int]) -> None:
+      self._saved[learner] = state, position
+
+    return save
+
+  def _position(self, learner: int) -> dict[str, int]:
+    return self._saved.get(learner, (None, {}))[1]
+
+  def _learner(self, learner: int) -> Model:
+    if learner not in self._learners:
+      model = load_model(self._config, learner, self._cache_dir)
+      self._learners[learner] = model
+    return self._learners[learner]
+
+
+def place(model: Model, commit: Commit, data: dict[int, bytes | None]) -> Any:
+  """The parameters as of a commit; `ValueError` if one is gone or damaged.
+
+  `data` has the object of every fragment.
+  """
+  leaves, treedef = jax.tree.flatten(model.program.params(model.state))
+  for p, ref in enumerate(commit.fragments):
+    tensors = read_params(data[p], ref, fragment_shapes(model.layout, p))
+    for i, tensor in zip(model.layout.fragment(p), tensors, strict=True):
+      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
+  return jax.tree.unflatten(treedef, leaves)

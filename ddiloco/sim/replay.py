@@ -1,0 +1,353 @@
+"""Computes a run's arrays again from its tapes, commit by commit.
+
+Every life of every actor executes its script (`script`) with the engine's
+own arrays; what lives handed each other through the exchange they hand each
+other through a `Store`. Each commit's parameters and outer state must come
+out with the digests that the commit names.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ddiloco.algo import codecs
+from ddiloco.algo.fragments import Layout
+from ddiloco.config import Config
+from ddiloco.engine.facts import facts
+from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.loading import Model, answer_bytes, load_model, make_codec
+from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.engine.syncer_arrays import SyncerArrays
+from ddiloco.engine.version import code_version
+from ddiloco.protocol import wire
+from ddiloco.protocol.learner_types import (
+  ApplyFragments,
+  Checkpoint,
+  Encode,
+  Joined,
+  Settle,
+  Step,
+)
+from ddiloco.protocol.messages import Commit, FragmentState
+from ddiloco.protocol.rules import make_rules
+from ddiloco.protocol.syncer_types import Opened
+from ddiloco.sim.history import (
+  BadTape,
+  Difference,
+  History,
+  Life,
+  redecide,
+)
+from ddiloco.sim.script import (
+  Entry,
+  Script,
+  answer_key,
+  outer_key,
+  params_key,
+)
+
+
+class Store(Protocol):
+  """Where lives leave bytes for each other."""
+
+  def wants(self, key: str) -> bool:
+    """Whether anybody will take it."""
+
+  def has(self, key: str) -> bool:
+    """Whether it is there yet."""
+
+  def take(self, key: str) -> bytes:
+    """Its content; gone after as many takes as scripts need it."""
+
+  def put(self, key: str, value: bytes) -> None:
+    """Leaves it for those who need it."""
+
+
+class Mismatch(NamedTuple):
+  """A commit whose state came out differently."""
+
+  round: int
+  fragment: int
+  recorded: str  # SHA-256 of its parameters, or of its outer state
+  replayed: str
+
+
+# Called for every commit that was computed again; None: as it was.
+Compare = Callable[[int, Mismatch | None], None]
+
+
+def redecide_all(
+  history: History, commits: dict[str, Commit]
+) -> Difference | None:
+  """Decides every record of every actor again; the first other decision."""
+  layout = Layout.from_json(json.loads(history.genesis.layout))
+  for life in history.lives:
+    rules = make_rules(
+      life.config,
+      run_id=history.first.run_id,
+      layout=layout.digest,
+      answer_bytes=answer_bytes(layout, make_codec(life.config)),
+    )
+    difference = redecide(life, rules, commits)
+    if difference is not None:
+      return difference
+  return None
+
+
+def check_facts(lives: Sequence[Life]) -> None:
+  """`BadTape` if this process cannot give these lives' bits."""
+  here = {"code_version": code_version(), **facts()}
+  here["libraries"] = dict(here["libraries"])
+  for life in lives:
+    header = life.header
+    for name, value in here.items():
+      was = getattr(header, name)
+      if name == "libraries":
+        was = dict(was)
+        odd = [n for n in sorted(was | value) if was.get(n) != value.get(n)]
+        name = odd[0] if odd else name
+        was, value = (was.get(name), value.get(name)) if odd else (0, 0)
+      if was != value:
+        raise BadTape(
+          f"tape of {life.name} was recorded with {name} = {was}, here it is "
+          f"{value}: the bits may differ. Replay it where it was recorded, or "
+          "compare the decisions alone with --decisions_only."
+        )
+
+
+def run_scripts(
+  history: History,
+  lives: Sequence[Life],
+  scripts: Sequence[Script],
+  store: Store,
+  *,
+  cache_dir: str,
+  compare: Compare,
+) -> Iterator[str]:
+  """Executes these lives' scripts.
+
+  Yields now and then: a key if every life has to wait, the first one for that,
+  else nothing.
+  """
+  models = _Models(cache_dir)
+  waiting: list[tuple[Life, Iterator[str], str]] = []
+  for life, script in zip(lives, scripts, strict=True):
+    if life.learner is None:
+      job = _syncer(history, life, script, store, compare)
+    else:
+      job = _learner(life, script, models, store)
+    waiting.append((life, job, ""))
+  while waiting:
+    moved, still = False, []
+    for life, job, key in waiting:
+      if key and not store.has(key):
+        still.append((life, job, key))
+        continue
+      moved = True
+      key = next(job, None)
+      if key is not None:
+        still.append((life, job, key))
+    waiting = still
+    yield waiting[0][2] if waiting and not moved else ""
+
+
+def genesis(
+  history: History, config: Config, store: Store, *, cache_dir: str
+) -> Mismatch | None:
+  """Computes the initial parameters again, and compares commit 0's."""
+  model = load_model(config, None, cache_dir)
+  arrays = SyncerArrays.from_config(config, model.layout, model.codec)
+  arrays.initialise(jax.device_get(jax.tree.leaves(_params(model))))
+  first = history.first
+  return _publish(arrays, first, range(len(first.fragments)), None, store)
+
+
+class _Models:
+  """Programs, one for each learner and config."""
+
+  def __init__(self, cache_dir: str):
+    self._cache_dir = cache_dir
+    self._models: dict[tuple[int | None, str], Model] = {}
+
+  def of(self, life: Life) -> Model:
+    """The life's; its state is copied, steps donate theirs."""
+    key = life.learner, life.config.digest
+    if key not in self._models:
+      self._models[key] = load_model(life.config, life.learner, self._cache_dir)
+    return self._models[key]
+
+
+def _params(model: Model) -> Any:
+  return model.program.params(model.state)
+
+
+def _wait(entry: Entry, store: Store) -> Iterator[str]:
+  for key in entry.needs:
+    while not store.has(key):
+      yield key
+
+
+# --- The syncer -------------------------------------------------------------
+
+
+def _syncer(
+  history: History, life: Life, script: Script, store: Store, compare: Compare
+) -> Iterator[str]:
+  layout = Layout.from_json(json.loads(history.genesis.layout))
+  codec = make_codec(life.config)
+  arrays = SyncerArrays.from_config(life.config, layout, codec)
+  for entry in script:
+    yield from _wait(entry, store)
+    match entry.work:
+      case Opened():
+        _open(arrays, entry.work.commit, store)
+      case Commit():
+        mismatch = _merge(arrays, entry.work, store)
+        compare(entry.work.round, mismatch)
+
+
+def _open(arrays: SyncerArrays, commit: Commit, store: Store) -> None:
+  for p, ref in enumerate(commit.fragments):
+    where = ref.version, p, ref.epoch
+    params = store.take(params_key(*where))
+    outer = store.take(outer_key(*where))
+    arrays.load(p, _ref(ref.version, ref.epoch, params, outer), params, outer)
+
+
+def _merge(
+  arrays: SyncerArrays, commit: Commit, store: Store
+) -> Mismatch | None:
+  t, due = commit.round, []
+  for item in commit.counted:
+    key = (t, item.learner, item.incarnation, item.attempt)
+    due = [part.fragment for part in item.contributions]
+    arrays.inspect(key, due, store.take(answer_key(t, item)))
+  for index, p in enumerate(due):
+    arrays.merge(t, p, index, commit.counted)
+  mismatch = _publish(arrays, commit, due, t, store)
+  arrays.close(t, True)
+  return mismatch
+
+
+def _publish(
+  arrays: SyncerArrays,
+  commit: Commit,
+  due: Sequence[int],
+  t: int | None,
+  store: Store,
+) -> Mismatch | None:
+  """Hands on the fragments; the first that is not as the commit says."""
+  mismatch = None
+  for p in due:
+    params, outer = arrays.stored(p, t)
+    ref, where = commit.fragments[p], (commit.round, p, commit.epoch)
+    store.put(params_key(*where), params)
+    store.put(outer_key(*where), outer)
+    found = _ref(ref.version, ref.epoch, params, outer)
+    for name in ("params_sha256", "outer_sha256"):
+      was, now = getattr(ref, name), getattr(found, name)
+      if was != now and mismatch is None:
+        mismatch = Mismatch(commit.round, p, was, now)
+  return mismatch
+
+
+def _ref(
+  version: int, epoch: int, params: bytes, outer: bytes
+) -> FragmentState:
+  return FragmentState(
+    version=version,
+    epoch=epoch,
+    params_bytes=len(params),
+    params_sha256=wire.sha256(params),
+    outer_bytes=len(outer),
+    outer_sha256=wire.sha256(outer),
+  )
+
+
+# --- Learners ---------------------------------------------------------------
+
+
+def _learner(
+  life: Life, script: Script, models: _Models, store: Store
+) -> Iterator[str]:
+  model, arrays = models.of(life), None
+  for entry in script:
+    yield from _wait(entry, store)
+    match entry.work:
+      case Joined():
+        arrays = _join(model, life, entry, store)
+      case Step():
+        arrays.step(entry.work)
+      case Settle():
+        arrays.settle(entry.work)
+      case ApplyFragments():
+        _place(arrays, entry, store)
+        arrays.apply(entry.work)
+      case Encode():
+        encoded = arrays.encode(entry.work)
+        if store.wants(entry.gives[0]):
+          # What is not finite was never written, so nobody wants it.
+          store.put(entry.gives[0], arrays.part(encoded) or b"")
+      case Checkpoint() if store.wants(entry.gives[0]):
+        store.put(entry.gives[0], _pack(arrays.copy_state()))
+
+
+def _join(
+  model: Model, life: Life, entry: Entry, store: Store
+) -> LearnerArrays:
+  leaves, treedef = jax.tree.flatten(_params(model))
+  for p, (version, epoch) in enumerate(entry.work.versions):
+    data = store.take(entry.needs[p])
+    ref = _ref(version, epoch, data, b"")
+    shapes = fragment_shapes(model.layout, p)
+    for i, tensor in zip(
+      model.layout.fragment(p), read_params(data, ref, shapes), strict=True
+    ):
+      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
+  if life.header.restored is None:
+    state = jax.tree.map(jnp.copy, model.state)
+  else:
+    state = _unpack(model.state, store.take(entry.needs[-1]))
+  params = jax.tree.unflatten(treedef, leaves)
+  return LearnerArrays(
+    model.program,
+    model.program.with_params(state, params),
+    model.layout,
+    model.codec,
+    schedule_clock=life.config.inner.clock,
+  )
+
+
+def _place(arrays: LearnerArrays, entry: Entry, store: Store) -> None:
+  t = entry.work.round
+  for p, key in zip(entry.work.fragments, entry.needs, strict=True):
+    data = store.take(key)
+    arrays.place(t, p, _ref(t, 0, data, b""), data)
+
+
+def _pack(state: Any) -> bytes:
+  """A state's bytes, for a later life of the same learner."""
+  return codecs.to_bytes([_raw(leaf) for leaf in jax.tree.leaves(state)])
+
+
+def _unpack(like: Any, data: bytes) -> Any:
+  """The inverse of `_pack`, placed as `like` is."""
+  leaves, treedef = jax.tree.flatten(like)
+  values = codecs.unpack([jax.eval_shape(_raw, leaf) for leaf in leaves], data)
+  restored = []
+  for leaf, value in zip(leaves, values, strict=True):
+    if _is_key(leaf):
+      value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+    restored.append(jax.device_put(value, leaf.sharding, may_alias=False))
+  return jax.tree.unflatten(treedef, restored)
+
+
+def _raw(leaf: jax.Array) -> jax.Array:
+  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _is_key(leaf: jax.Array) -> bool:
+  return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

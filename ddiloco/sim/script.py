@@ -1,0 +1,181 @@
+"""What each life has to compute again, and what it needs from the others.
+
+A life's script is its array commands in tape order. An entry waits until
+what it needs is there; a tape is in the order of cause and effect, so the
+scripts never wait for each other in a circle.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ddiloco.protocol.learner_types import (
+  ApplyFragments,
+  Checkpoint,
+  Encode,
+  Fetch,
+  Joined,
+  Settle,
+  Step,
+)
+from ddiloco.protocol.messages import Commit, Counted
+from ddiloco.protocol.syncer_types import Merge, Opened
+from ddiloco.sim.history import BadTape, Life
+
+
+class Entry(NamedTuple):
+  """One piece of array work. Keys name bytes that lives hand each other."""
+
+  work: Any  # a command, or the event that starts a life
+  needs: tuple[str, ...] = ()
+  gives: tuple[str, ...] = ()
+
+
+Script = list[Entry]
+
+
+def params_key(version: int, p: int, epoch: int) -> str:
+  """One version of a fragment's parameters."""
+  return f"params.{version}.{p}.{epoch}"
+
+
+def outer_key(version: int, p: int, epoch: int) -> str:
+  """The outer state that belongs to them."""
+  return f"outer.{version}.{p}.{epoch}"
+
+
+def answer_key(t: int, item: Counted) -> str:
+  """The encoded outer gradient of a counted answer."""
+  return f"answer.{t}.{item.learner}.{item.incarnation}.{item.attempt}"
+
+
+def write(
+  first: Commit, commits: Sequence[Commit], lives: Sequence[Life]
+) -> list[Script]:
+  """The script of every life, in the order of `lives`.
+
+  Raises `BadTape` if a commit depends on what is on no tape.
+  """
+  newest = commits[-1].round if commits else 0
+  scripts = []
+  for life in lives:
+    if life.learner is None:
+      scripts.append(list(_syncer(life, commits)))
+    else:
+      scripts.append(list(_learner(life, newest)))
+  given = {key for script in scripts for entry in script for key in entry.gives}
+  for p, ref in enumerate(first.fragments):
+    given |= {params_key(0, p, ref.epoch), outer_key(0, p, ref.epoch)}
+  _check_merges(commits, lives, scripts, given)
+  for life, script in zip(lives, scripts, strict=True):
+    for entry in script:
+      for key in entry.needs:
+        if key not in given:
+          raise BadTape(
+            f"tape of {life.name} needs {key}, which no other tape gives: a "
+            "tape was truncated or removed. Restore it from a copy of the "
+            "exchange."
+          )
+  return scripts
+
+
+def wanted(scripts: Sequence[Script]) -> collections.Counter[str]:
+  """How often each key is needed: what is given beyond that is not kept."""
+  return collections.Counter(
+    key for script in scripts for entry in script for key in entry.needs
+  )
+
+
+def _learner(life: Life, newest: int) -> Iterator[Entry]:
+  epochs: dict[int, int] = {}
+  for record in life.records:
+    if isinstance(record.event, Joined):
+      yield _join(life, record.event)
+    for command in record.commands:
+      match command:
+        case Fetch():
+          epochs[command.round] = command.epoch
+        case ApplyFragments():
+          if command.round > newest:
+            return  # the run is under way, this much of it is replayed
+          epoch = epochs[command.round]
+          needs = [
+            params_key(command.round, p, epoch) for p in command.fragments
+          ]
+          yield Entry(command, tuple(needs))
+        case Encode():
+          key = f"answer.{command.round}.{life.learner}.{life.incarnation}"
+          yield Entry(command, gives=(f"{key}.{command.attempt}",))
+        case Checkpoint():
+          key = f"checkpoint.{life.learner}.{life.incarnation}.{command.step}"
+          yield Entry(command, gives=(key,))
+        case Step() | Settle():
+          yield Entry(command)
+
+
+def _join(life: Life, event: Joined) -> Entry:
+  needs = [
+    params_key(version, p, epoch)
+    for p, (version, epoch) in enumerate(event.versions)
+  ]
+  if life.header.restored is not None:
+    earlier, step = life.header.restored
+    needs.append(f"checkpoint.{life.learner}.{earlier}.{step}")
+  return Entry(event, tuple(needs))
+
+
+def _syncer(life: Life, commits: Sequence[Commit]) -> Iterator[Entry]:
+  own = {c.round: c for c in commits if c.epoch == life.incarnation}
+  for record in life.records:
+    if isinstance(record.event, Opened):
+      refs = enumerate(record.event.commit.fragments)
+      needs = [
+        key(ref.version, p, ref.epoch)
+        for p, ref in refs
+        for key in (params_key, outer_key)
+      ]
+      yield Entry(record.event, tuple(needs))
+    for command in record.commands:
+      if isinstance(command, Merge) and command.round in own:
+        commit = own[command.round]
+        gives = [
+          key(command.round, p, commit.epoch)
+          for p, ref in enumerate(commit.fragments)
+          if ref.version == command.round
+          for key in (params_key, outer_key)
+        ]
+        needs = [answer_key(command.round, item) for item in commit.counted]
+        yield Entry(commit, tuple(needs), tuple(gives))
+
+
+def _check_merges(
+  commits: Sequence[Commit],
+  lives: Sequence[Life],
+  scripts: Sequence[Script],
+  given: set[str],
+) -> None:
+  """Every commit's merge, and every answer it counts, is on a tape."""
+  ends = {(life.learner, life.incarnation): len(life.records) for life in lives}
+  merged = {
+    entry.work.round
+    for script in scripts
+    for entry in script
+    if isinstance(entry.work, Commit)
+  }
+  for commit in commits:
+    t = commit.round
+    if t not in merged:
+      raise BadTape(
+        f"the merge of commit {t} is not on the tape of syncer, life "
+        f"{commit.epoch}: it was truncated. Restore it from a copy."
+      )
+    for item in commit.counted:
+      if answer_key(t, item) not in given:
+        end = ends.get((item.learner, item.incarnation))
+        where = "is missing" if end is None else f"ends at record {end}"
+        raise BadTape(
+          f"commit {t} counts attempt {item.attempt} of learner "
+          f"{item.learner}, life {item.incarnation}, but that life's tape "
+          f"{where}, before the answer: it was truncated. Restore it from a "
+          "copy of the exchange."
+        )

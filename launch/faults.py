@@ -1,0 +1,33 @@
+"""The fault script that a command is given."""
+
+import pathlib
+
+from absl import flags
+
+from ddiloco.config import Config, ConfigError
+from ddiloco.protocol import faults as fault_script
+
+FAULTS = flags.DEFINE_string(
+  "faults",
+  None,
+  "A fault script: a file, or its text; instead of the config's own.",
+)
+
+
+def script(config: Config, *, live: bool) -> tuple[fault_script.Fault, ...]:
+  """The checked script; `ConfigError` if no such run could perform it."""
+  text = config.faults if FAULTS.value is None else FAULTS.value
+  path = pathlib.Path(text)
+  try:
+    if text and len(text) < 4096 and path.is_file():
+      text = path.read_text()
+    found = fault_script.parse(text) if text.strip() else ()
+    fault_script.check(
+      found,
+      learners=config.learners.count,
+      stop_rounds=config.stop.rounds or None,
+      live=live,
+    )
+  except (ValueError, OSError) as error:
+    raise ConfigError(f"--faults: {error}") from error
+  return found

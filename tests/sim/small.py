@@ -1,0 +1,51 @@
+"""A run small enough for tests of simulated training and of replays.
+
+Used as `--config=tests/sim/small.py` too.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from ddiloco.config import Config, from_dict
+from ddiloco.engine.ports import Item
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Two learners, both needed for a round; P = H = 3."""
+  config = ml_collections.ConfigDict(Config().to_dict())
+  config.program = "tests.sim.program:build"
+  config.learners.count = 2
+  config.learners.slowdown = (1.0, 1.5)
+  config.sync.num_fragments = 3
+  config.sync.interval_steps = 3
+  config.sync.quorum_min = 1
+  config.eval.every_rounds = 20
+  config.stop.rounds = 60
+  config.live.checkpoint_every_steps = 10
+  return config
+
+
+def make_config(**groups: dict[str, Any]) -> Config:
+  """The same config; `groups` override single keys."""
+  values = get_config().to_dict()
+  for group, keys in groups.items():
+    values[group] = {**values[group], **keys}
+  return from_dict(values)
+
+
+class MemoryStore:
+  """As much of an exchange as a simulation and a replay need."""
+
+  def __init__(self):
+    self.objects: dict[str, bytes] = {}
+
+  def put(self, key: str, value: bytes) -> None:
+    self.objects[key] = value
+
+  def get(self, key: str) -> Item | None:
+    value = self.objects.get(key)
+    return None if value is None else Item(value, b"1")
+
+  def list(self, prefix: str) -> list[str]:
+    return sorted(key for key in self.objects if key.startswith(prefix))
