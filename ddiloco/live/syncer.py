@@ -1,6 +1,5 @@
 """The syncer's process: starts or resumes a run and merges until it ends."""
 
-import os
 import pathlib
 import signal
 import threading
@@ -8,10 +7,10 @@ import time
 import uuid
 from typing import Any
 
-from ddiloco.config import Config, ConfigError
+from ddiloco.config import Config
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
-from ddiloco.engine.ports import ExchangeError, Item, Job
+from ddiloco.engine.ports import ExchangeError, Job
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
@@ -20,10 +19,10 @@ from ddiloco.engine.version import code_version
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
 from ddiloco.live.driver import Driver, Pace, run_job
+from ddiloco.live.lease import take_lease
 from ddiloco.live.log import logger
-from ddiloco.protocol import invariants, keys, messages, status, tape
+from ddiloco.protocol import invariants, status, tape
 from ddiloco.protocol import syncer as machine
-from ddiloco.protocol.messages import Lease
 from ddiloco.protocol.syncer_types import (
   Opened,
   StopRequested,
@@ -34,7 +33,6 @@ from ddiloco.types import Exit
 
 LEASE_LOST = "the lease was taken over"
 _SELDOM_S = 0.5
-_NOBODY = 0  # the process of a lease that was given back
 _QUIET_S = 10.0  # without a commit before the log says why
 
 
@@ -90,10 +88,9 @@ class _Life:
   def open(self) -> Driver | None:
     """Takes the lease, then creates the run or goes on with it."""
     setup = self._setup
-    claim = self._take_lease()
-    if claim is None:
+    self._lease = take_lease(setup.exchange, self._live, setup.interrupt)
+    if self._lease is None:
       return None
-    self._lease, self._generation = claim
     newest = setup.run(startup.find_newest(setup.schedule()))
     changes = {}
     if newest is not None:
@@ -116,9 +113,7 @@ class _Life:
         setup_lib.host_leaves(setup.program.params(setup.state))
       )
       fragments = setup.run(self._plane.initialise())
-      genesis = startup.make_genesis(
-        setup.config, setup.layout, code_version()
-      )
+      genesis = startup.make_genesis(setup.config, setup.layout, code_version())
       newest = setup.run(startup.create_run(run_id, genesis, epoch, fragments))
     else:
       setup.run(self._plane.load(newest.commit))
@@ -132,18 +127,13 @@ class _Life:
       newest.commit.round,
       run_id,
     )
-    return self._make_driver(rules, writer)
+    driver = self._make_driver(rules, writer)
+    self._lease.when_lost(lambda: driver.request_stop(LEASE_LOST))
+    return driver
 
   def close(self) -> None:
-    """Gives the lease back; it stays, so that no life repeats its epoch."""
-    lease = self._lease
-    free = Lease(lease.epoch, lease.nonce, lease.host, _NOBODY, 0)
-    try:
-      self._setup.exchange.compare_and_swap(
-        keys.LEASE, messages.encode(free), self._generation
-      )
-    except ExchangeError as error:
-      logger.warning("the lease stays until it expires: %s", error)
+    """Gives the lease back."""
+    self._lease.release()
     self._setup.exchange.close()
 
   def _make_driver(self, rules, writer: TapeWriter) -> Driver:
@@ -166,63 +156,8 @@ class _Life:
     )
     self._driver.background("answers", self._poll_answers)
     self._driver.background("members", self._poll_seldom)
-    self._driver.background("lease", self._keep_lease)
     self._driver.background("status", self._explain_silence)
     return self._driver
-
-  # --- The lease ------------------------------------------------------------
-
-  def _take_lease(self) -> tuple[Lease, bytes] | None:
-    """Claims the lease, waiting out a holder that may be dead."""
-    setup, exchange = self._setup, self._setup.exchange
-    nonce, pid = uuid.uuid4().hex, os.getpid()
-    seen = exchange.get(keys.LEASE)
-    since_s = time.monotonic()
-    while not setup.interrupt.is_set():
-      if seen is None or self._is_free(seen, since_s):
-        claim = setup.run(
-          startup.claim_lease(nonce, workplace.host(), pid, seen)
-        )
-        if claim is not None:
-          return claim
-      setup.interrupt.wait(0.1)
-      now = exchange.get(keys.LEASE)
-      if seen is not None and now is not None and now.value != seen.value:
-        lease = messages.decode(Lease, now.value)
-        raise ConfigError(
-          f"a syncer is at work in {exchange.url}: process {lease.pid} on "
-          f"{lease.host}, epoch {lease.epoch}. One run has one syncer; stop "
-          "that one first, or use another workdir or --exchange."
-        )
-      seen = now
-    return None
-
-  def _is_free(self, item: Item, since_s: float) -> bool:
-    """Whether the holder has been silent too long, or is a dead process."""
-    lease = messages.decode(Lease, item.value)
-    if lease.pid == _NOBODY:
-      return True
-    if lease.host == workplace.host() and not _alive(lease.pid):
-      return True
-    return time.monotonic() - since_s > self._live.dead_after_s
-
-  def _keep_lease(self) -> None:
-    driver, lease = self._driver, self._lease
-    while not driver.stopped.wait(self._live.heartbeat_s):
-      lease = Lease(
-        lease.epoch, lease.nonce, lease.host, lease.pid, lease.beat + 1
-      )
-      try:
-        generation = driver.exchange.compare_and_swap(
-          keys.LEASE, messages.encode(lease), self._generation
-        )
-      except ExchangeError as error:
-        logger.warning("the lease was not renewed: %s", error)
-        continue
-      if generation is None:
-        driver.request_stop(LEASE_LOST)
-        return
-      self._generation = generation
 
   # --- What to look for -----------------------------------------------------
 
@@ -291,13 +226,3 @@ class _Life:
     except ExchangeError as error:
       logger.warning("the syncer looks again: %s", error)
       return None
-
-
-def _alive(pid: int) -> bool:
-  try:
-    os.kill(pid, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:
-    return True
-  return True
