@@ -22,7 +22,7 @@ from ddiloco.protocol.learner_types import (
   Settle,
   Step,
 )
-from ddiloco.protocol.messages import FragmentState
+from ddiloco.protocol.messages import Contribution, FragmentState
 
 Leaves = tuple[jax.Array, ...]
 
@@ -30,6 +30,7 @@ Leaves = tuple[jax.Array, ...]
 class Encoded(NamedTuple):
   """Dispatched encodings of a round's fragments."""
 
+  contributions: tuple[Contribution, ...]
   payloads: dict[int, codecs.Payload]
   finite: list[jax.Array]
 
@@ -62,6 +63,7 @@ class LearnerArrays:
         tuple(map(jax.device_put, residual, where[: len(residual)]))
       )
     self._next_residuals: dict[tuple[int, int], dict[int, Any]] = {}
+    self._encoded: dict[int, Encoded] = {}  # of rounds not decided yet
     self._fetched: dict[tuple[int, int], tuple[Leaves, Leaves]] = {}
     self._prefetched: tuple[int, Any, int] | None = None
     self.last_metrics: dict[str, float] = {}
@@ -136,7 +138,16 @@ class LearnerArrays:
   # --- Answers --------------------------------------------------------------
 
   def encode(self, command: Encode) -> Encoded:
-    """Dispatches the encoding of a round's outer gradients."""
+    """Dispatches the encoding of a round's outer gradients.
+
+    An attempt that states the counters of the one before offers its bytes
+    again: parameters may have moved on since (wait = exact).
+    """
+    t, attempt = command.round, command.attempt
+    held = self._encoded.get(t)
+    if held is not None and held.contributions == command.contributions:
+      self._next_residuals[t, attempt] = self._next_residuals[t, attempt - 1]
+      return held
     leaves = jax.tree.leaves(self._program.params(self._state))
     payloads, finite, residuals = {}, [], {}
     for item in command.contributions:
@@ -145,8 +156,9 @@ class LearnerArrays:
       finite.append(ok)
     for array in jax.tree.leaves((payloads, finite)):
       array.copy_to_host_async()
-    self._next_residuals[command.round, command.attempt] = residuals
-    return Encoded(payloads, finite)
+    self._next_residuals[t, attempt] = residuals
+    self._encoded[t] = Encoded(command.contributions, payloads, finite)
+    return self._encoded[t]
 
   def part(self, encoded: Encoded) -> bytes | None:
     """The bytes of computed encodings; None if one is not finite."""
@@ -157,6 +169,7 @@ class LearnerArrays:
 
   def settle(self, command: Settle) -> None:
     """The residual of the attempt that was counted holds from here on."""
+    self._encoded.pop(command.round, None)
     for key in [k for k in self._next_residuals if k[0] == command.round]:
       residuals = self._next_residuals.pop(key)
       if key[1] == command.attempt:

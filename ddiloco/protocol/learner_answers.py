@@ -112,15 +112,20 @@ def answer_now(
   due = rules.schedule.fragments(t)
   before = [answer for answer in state.answers if answer.round == t]
   attempt = before[0].attempts + 1 if before else 1
+  if before and rules.wait is Wait.EXACT:
+    # A round merges what learners had after that very step.
+    contributions = before[0].contributions
+  else:
+    contributions = tuple(
+      Contribution(p, view.anchor, view.steps, view.tokens)
+      for p in due
+      for view in (state.fragments[p],)
+    )
   out.append(
     Encode(
       round=t,
       attempt=attempt,
-      contributions=tuple(
-        Contribution(p, view.anchor, view.steps, view.tokens)
-        for p in due
-        for view in (state.fragments[p],)
-      ),
+      contributions=contributions,
       step_ns=state.step_ns,
       fetch_ns=state.fetch_ns,
       life_steps=state.step,
@@ -131,7 +136,8 @@ def answer_now(
       ),
     )
   )
-  answer = OpenAnswer(t, attempt, _ticks(state, now_ns), True)
+  first = before[0].contributions if before else contributions
+  answer = OpenAnswer(t, attempt, _ticks(state, now_ns), True, first)
   others = [a for a in state.answers if a.round != t]
   state = replace(
     state,

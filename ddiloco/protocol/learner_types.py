@@ -27,6 +27,7 @@ class OpenAnswer:
   attempts: int
   last_step: int  # own step (or timer tick) of the newest attempt
   writing: bool  # the newest attempt is on its way to the store
+  contributions: tuple[Contribution, ...]  # of the first attempt
 
 
 @record

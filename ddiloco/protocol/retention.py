@@ -10,7 +10,7 @@ fragment, M learners and C bytes a commit, the exchange without its tapes
 stays below
 
   2 (F + S) + (largest fragment and its outer state) * max(tau, 1)
-  + M * A * attempts + 2 H C.
+  + M * A * attempts + 2 H C + 5 bytes for every older round.
 
 A reader that finds an object gone takes the one of the newest commit.
 """

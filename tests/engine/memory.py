@@ -8,6 +8,7 @@ import jax
 
 from ddiloco.engine.ports import Call, ExchangeError, Item, Job, Ready
 from ddiloco.protocol import keys
+from ddiloco.protocol.retention import SWEPT
 
 
 class Killed(Exception):
@@ -77,6 +78,9 @@ class MemoryExchange:
     self.objects[key] = Item(value, b"%d" % self.changes)
 
   def _write(self, key: str, value: bytes) -> bytes:
+    if value == SWEPT and key in self.history:
+      self.plant(key, value)
+      return self.objects[key].generation
     if not key.startswith((keys.MEMBERS, keys.LEASE)):
       assert self.history.get(key, value) == value, f"{key} is write-once"
     if key.startswith(keys.COMMITS) and key not in self.history:

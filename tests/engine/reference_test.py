@@ -177,6 +177,8 @@ def answer(world, t, item):
     (0, (2, 2, 0, 1)),
     (2, (2, 1, 0)),
     (2, (0, 1, 2, 2, 1, 0)),
+    (2, (0, 0, 0, 1, 2, 2)),  # held for long: attempts repeat the first one
+    (1, (2, 2, 2, 2, 0, 1)),
   ],
 )
 def test_the_order_of_steps_changes_no_bit(overlap, script):
