@@ -51,6 +51,18 @@ def prepare_jax(devices: int, threads: int, cache: pathlib.Path) -> None:
     os.environ["XLA_FLAGS"] = f"{xla} {count}".strip()
 
 
+def write_output(path: str | None, text: str) -> None:
+  """Writes what --output names, if it is given; `ConfigError`."""
+  if path is None:
+    return
+  try:
+    pathlib.Path(path).write_text(text)
+  except OSError as error:
+    raise ConfigError(
+      f"--output={path} cannot be written: {error.strerror}."
+    ) from error
+
+
 def _parse(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)

@@ -7,14 +7,12 @@ Exit code 0: everything is as it was; 1: the first difference is printed.
 """
 
 import json
-import pathlib
 import sys
 import time
 
 from absl import flags
 
 from ddiloco import config as config_lib
-from ddiloco.config import ConfigError
 from ddiloco.types import Exit
 from launch import command
 from launch import flags as common
@@ -34,6 +32,7 @@ def main() -> int:
   from ddiloco.sim import islands
 
   workdir = common.workdir()
+  command.write_output(OUTPUT.value, "")  # before the work, not after it
   url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
   history = history_lib.load(workdir_lib.open_exchange(url))
   if common.CONFIG.value or (workdir / workdir_lib.RESOLVED).exists():
@@ -49,11 +48,7 @@ def main() -> int:
   )
   text = json.dumps(result, indent=2)
   print(text)
-  if OUTPUT.value:
-    try:
-      pathlib.Path(OUTPUT.value).write_text(text + "\n")
-    except OSError as error:
-      raise ConfigError(f"--output={OUTPUT.value}: {error}") from error
+  command.write_output(OUTPUT.value, text + "\n")
   return Exit.OK if result["first_mismatch"] is None else Exit.FAILED
 
 

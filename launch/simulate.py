@@ -80,26 +80,15 @@ def _swarm() -> int:
   if UNTIL.value:
     print(swarm.show(SEED.value, config, UNTIL.value))
     return Exit.OK
-  if OUTPUT.value:
-    _write("")
+  command.write_output(OUTPUT.value, "")  # before the work, not after it
   found = swarm.run(
     SEED.value,
     SEEDS.value,
     config=config,
     arguments=[a for a in sys.argv[1:] if a.startswith("--config")],
   )
-  if OUTPUT.value:
-    _write(json.dumps(found, indent=2) + "\n")
+  command.write_output(OUTPUT.value, json.dumps(found, indent=2) + "\n")
   return Exit.FAILED if found["violations"] else Exit.OK
-
-
-def _write(text: str) -> None:
-  try:
-    pathlib.Path(OUTPUT.value).write_text(text)
-  except OSError as error:
-    raise ConfigError(
-      f"--output={OUTPUT.value} cannot be written: {error.strerror}."
-    ) from error
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class SyncerPlane(Plane):
       for version, p in command.states:
         yield Call("delete_prefix", (keys.states(version, p),))
       for t in command.commits:
-        yield Call("put", (keys.commit(t), SWEPT))
+        yield from _sweep_commit(keys.commit(t))
     except ExchangeError:
       pass
     return None
@@ -177,7 +177,7 @@ class SyncerPlane(Plane):
     for name in (yield Call("list", (keys.COMMITS,))):
       t = keys.commit_round(name) or 0
       if max(oldest - schedule.interval, 0) < t <= oldest:
-        yield Call("put", (name, SWEPT))
+        yield from _sweep_commit(name)
 
   # --- What to look for -----------------------------------------------------
 
@@ -242,6 +242,13 @@ class SyncerPlane(Plane):
       return None
     self._members[learner] = news
     return MemberSeen(0, learner, *news)
+
+
+def _sweep_commit(key: str) -> Job:
+  """Replaced at once or not at all: a torn commit would be a damaged run."""
+  item = yield Call("get", (key,))
+  if item is not None and item.value != SWEPT:
+    yield Call("compare_and_swap", (key, SWEPT, item.generation))
 
 
 def _header_key(name: str) -> Key | None:

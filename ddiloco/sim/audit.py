@@ -48,22 +48,23 @@ class Audit:
 
   def _written(self, key: str, value: bytes) -> None:
     """Remembers headers: what a commit counts must have been offered."""
-    if value == SWEPT and keys.commit_round(key) is not None:
-      self._deleted(key)
+    t = keys.commit_round(key)
+    if t is not None and self._exchange.peek(key) is not None:
+      self._require(value == SWEPT, f"{key} is written once")
+      kept = self.newest - 2 * self._rules.schedule.interval
+      self._require(0 < t <= kept, f"{key} is kept for 2 H rounds")
     if key.endswith(".header") and keys.answer_round(key) > self.newest:
       self._headers.setdefault(key, []).append(value)
 
   def _deleted(self, key: str) -> None:
     """Retention never takes what somebody may still need."""
-    interval = self._rules.schedule.interval
     t = keys.answer_round(key)
     self._require(
       t is None or t <= self.newest, f"{key} is kept: it is not committed"
     )
-    t = keys.commit_round(key)
     self._require(
-      t is None or 0 < t <= self.newest - 2 * interval,
-      f"{key} is kept for 2 H rounds (now {self.newest})",
+      keys.commit_round(key) is None,
+      f"{key} stays: whoever slept through it must not create it again",
     )
     self._require(key not in self._needed, f"{key} is one of the newest two")
 

@@ -53,15 +53,15 @@ def draw(seed: int, config: Config | None = None) -> Plan:
   """The plan of a seed; a given config is kept as it is."""
   if config is None:
     config = config_lib.from_dict(_config(stream(seed, "config")))
-  rng = stream(seed, "faults")
+  rng = stream(seed, "plan")
   step_ns = seconds_to_ns(config.sim.step_s)
   start_ns = seconds_to_ns(config.sim.start_s)
   horizon_ns = 2 * start_ns + step_ns * rng.randint(20, 120)
   crash_chance = 10 ** rng.uniform(-3, -1.7) if _exists(rng) else 0.0
   return Plan(
     config=config,
-    weather=_weather(rng, seconds_to_ns(config.sim.delay_s)),
-    faults=_faults(rng, config, horizon_ns, step_ns),
+    weather=_weather(seed, seconds_to_ns(config.sim.delay_s)),
+    faults=_faults(seed, config, horizon_ns),
     crash_chance=crash_chance,
     restart_ns=2 + 10 * step_ns,
     horizon_ns=horizon_ns,
@@ -78,6 +78,7 @@ def _exists(rng: random.Random) -> bool:
 def _config(rng: random.Random) -> dict[str, Any]:
   count = rng.randint(1, 5)
   dead_after_s = rng.choice((0.5, 2.0, 10.0))
+  step_s = rng.choice((0.02, 0.1, 0.5))
   return {
     "learners": {
       "count": count,
@@ -94,10 +95,10 @@ def _config(rng: random.Random) -> dict[str, Any]:
     },
     "stop": {"rounds": rng.choice((25, 1_000_000, 1_000_000))},
     "sim": {
-      "step_s": rng.choice((0.02, 0.1, 0.5)),
+      "step_s": step_s,
       "jitter": rng.choice((0.0, 0.05, 0.3)),
       "spell_chance": rng.choice((0.0, 0.02)),
-      "merge_s": rng.choice((0.001, 0.01, 0.1)),
+      "merge_s": step_s * rng.choice((0.01, 0.1, 1.0)),
       "start_s": rng.choice((0.1, 1.0)),
       "delay_s": rng.choice((0.0005, 0.002, 0.02)),
       "drift_ppm": rng.choice((0, 50, 1000)),
@@ -133,11 +134,12 @@ def _sync(rng: random.Random, count: int) -> dict[str, Any]:
 # --- What befalls it --------------------------------------------------------
 
 
-def _weather(rng: random.Random, delay_ns: int) -> Weather:
-  rates = {
-    name: 10 ** rng.uniform(-3, -1.3) if _exists(rng) else 0.0
-    for name in _TROUBLES
-  }
+def _weather(seed: int, delay_ns: int) -> Weather:
+  rates = {}
+  for name in _TROUBLES:
+    rng = stream(seed, f"weather/{name}")  # a new one shifts no other
+    rates[name] = 10 ** rng.uniform(-3, -1.3) if _exists(rng) else 0.0
+  rng = stream(seed, "weather")
   return Weather(
     delay_ns=delay_ns,
     spread=rng.choice((0.0, 0.5, 1.0)),
@@ -148,19 +150,18 @@ def _weather(rng: random.Random, delay_ns: int) -> Weather:
   )
 
 
-def _faults(
-  rng: random.Random, config: Config, horizon_ns: int, step_ns: int
-) -> tuple[Fault, ...]:
+def _faults(seed: int, config: Config, horizon_ns: int) -> tuple[Fault, ...]:
   """A script without contradictions."""
   drawn: list[Fault] = []
   for what in script.KINDS:
+    rng = stream(seed, f"faults/{what}")
     if not _exists(rng):
       continue
     if what == "clog":
       drawn += _swizzle(rng, config, horizon_ns)
       continue
-    for _ in range(rng.randint(1, 4)):
-      drawn.append(_fault(rng, what, config, horizon_ns, step_ns))
+    for _ in range(rng.randint(1, 8 if what == "rival" else 4)):
+      drawn.append(_fault(rng, what, config, horizon_ns))
   kept: list[Fault] = []
   for fault in drawn:
     try:
@@ -177,7 +178,7 @@ def _faults(
 
 
 def _fault(
-  rng: random.Random, what: str, config: Config, horizon_ns: int, step_ns: int
+  rng: random.Random, what: str, config: Config, horizon_ns: int
 ) -> Fault:
   kind = script.KINDS[what]
   who = rng.choice(kind.actors)
@@ -186,6 +187,7 @@ def _fault(
   if kind.span == "required" or (
     kind.span == "optional" and rng.random() < 0.8
   ):
+    step_ns = seconds_to_ns(config.sim.step_s)
     for_ns = round(step_ns * 10 ** rng.uniform(-0.5, 1.7))
   return Fault(
     at_round=at_round,

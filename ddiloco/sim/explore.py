@@ -27,16 +27,18 @@ from ddiloco.protocol.learner_types import (
   Fetched,
   FetchFailed,
   Joined,
+  LearnerState,
   Settle,
   StepDone,
 )
-from ddiloco.protocol.messages import Commit
+from ddiloco.protocol.messages import AnswerHeader, Commit
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer import OVERTAKEN
 from ddiloco.protocol.syncer_answers import life
 from ddiloco.protocol.syncer_types import (
   AnswerChecked,
   AnswerSeen,
+  Check,
   Committed,
   Drop,
   MemberSeen,
@@ -52,8 +54,8 @@ from ddiloco.sim import small_world
 from ddiloco.sim.small_world import LATER_NS, NOW_NS, STEP_NS
 from ddiloco.types import Anchor
 
+_RESTING = "resting"  # a learner in a step that takes for ever
 _Key = tuple[int, int, int, int]  # round, learner, incarnation, attempt
-_SYNCER_ONLY = ("check", "merge")  # dies with the syncer's life
 
 
 class Result(NamedTuple):
@@ -76,6 +78,7 @@ class _World(NamedTuple):
   objects: frozenset[tuple[int, int, int]]  # (version, fragment, epoch)
   pending: frozenset[int]  # operations under way
   lives: tuple[int, ...]  # the newest of every learner
+  steps: tuple[int, ...]  # how many more every learner makes
   epoch: int  # the newest of the syncer
   crashes: int  # how many more there may be
 
@@ -138,6 +141,7 @@ class _Explorer:
     self._numbers = small_world.Numbers()
     self._actors = small_world.Actors(rules, self._numbers, machines)
     self._down = self._numbers.of(None)
+    self._resting = self._numbers.of(_RESTING)
     self.trying = ""  # what is being carried out
 
   def first(self, learners: int, crashes: int) -> _World:
@@ -153,6 +157,7 @@ class _Explorer:
       objects=frozenset((0, p, 1) for p in range(rules.schedule.num_fragments)),
       pending=frozenset(),
       lives=(0,) * learners,
+      steps=(self._steps_max,) * learners,
       epoch=0,
       crashes=crashes,
     )
@@ -187,12 +192,11 @@ class _Explorer:
     if state is None:
       yield "start learner", self._start_learner, (world, m)
       return
-    if state.done:
+    if world.crashes:
+      yield "crash learner", self._crash_learner, (world, m)
+    if not _steps(state):
       return
-    if state.stepping and state.step < self._steps_max:
-      now_ns = NOW_NS + STEP_NS
-      event = StepDone(now_ns, state.step + 1, 1, 0, 0.0, 0)
-      yield "learner", self._tell_learner, (world, m, event)
+    yield "step learner", self._step_learner, (world, m)
     t = self._actors.learner.watched(state, self._rules)
     commit = self._commit(world, t)
     if commit is not None:
@@ -204,8 +208,6 @@ class _Explorer:
         run_tokens=0,
       )
       yield "learner", self._tell_learner, (world, m, event)
-    if world.crashes:
-      yield "crash learner", self._crash_learner, (world, m)
 
   def _syncer_choices(self, world: _World) -> Iterator[_Choice]:
     state = self._numbers[world.syncer]
@@ -254,12 +256,15 @@ class _Explorer:
     world = world._replace(lives=_changed(world.lives, m, n))
     return self._tell_learner(world, m, event)
 
+  def _step_learner(self, world: _World, m: int) -> _World:
+    state = self._numbers[world.learners[m]]
+    steps = _changed(world.steps, m, world.steps[m] - 1)
+    event = StepDone(NOW_NS + STEP_NS, state.step + 1, 1, 0, 0.0, 0)
+    return self._tell_learner(world._replace(steps=steps), m, event)
+
   def _crash_learner(self, world: _World, m: int) -> _World:
     return world._replace(
       learners=_changed(world.learners, m, self._down),
-      pending=self._pending_without(
-        world, lambda op: op[0] in ("fetch", "told") and op[1] == m
-      ),
       crashes=world.crashes - 1,
     )
 
@@ -272,7 +277,6 @@ class _Explorer:
     world = world._replace(
       syncer=self._down,
       held=frozenset(),
-      pending=self._pending_without(world, lambda op: op[0] in _SYNCER_ONLY),
       # As the plane's `sweep_all` does.
       objects=frozenset(
         (version, p, n)
@@ -288,7 +292,6 @@ class _Explorer:
     return world._replace(
       syncer=self._down,
       held=frozenset(),
-      pending=self._pending_without(world, lambda op: op[0] in _SYNCER_ONLY),
       crashes=world.crashes - 1,
     )
 
@@ -297,14 +300,10 @@ class _Explorer:
   def _publish(self, world: _World, number: int) -> _World:
     header = self._numbers[number]
     world = world._replace(headers=world.headers | {number})
-    state = self._numbers[world.learners[header.learner]]
-    if state is None or state.incarnation != header.incarnation:
-      return world  # its writer is dead
-    told = ("told", header.learner, header.round, header.attempt)
-    return world._replace(pending=world.pending | {self._numbers.of(told)})
-
-  def _told(self, world: _World, m: int, t: int, attempt: int) -> _World:
-    return self._tell_learner(world, m, AnswerWritten(NOW_NS, t, attempt))
+    if not self._writes(world, header):
+      return world
+    event = AnswerWritten(NOW_NS, header.round, header.attempt)
+    return self._tell_learner(world, header.learner, event)
 
   def _fetch(
     self, world: _World, m: int, t: int, epoch: int, fragments: tuple[int, ...]
@@ -313,16 +312,19 @@ class _Explorer:
       return self._tell_learner(world, m, Fetched(NOW_NS, t))
     return self._tell_learner(world, m, FetchFailed(NOW_NS, t, "gone"))
 
-  def _check(self, world: _World, *key: int) -> _World:
+  def _check(self, world: _World, key: _Key) -> _World:
     norms = (1,) * len(self._rules.schedule.fragments(key[0]))
     world = world._replace(held=world.held | {key})
     return self._tell_syncer(world, AnswerChecked(NOW_NS, *key, None, norms))
 
-  def _merge(self, world: _World, t: int) -> _World:
+  def _merge(self, world: _World, command: Merge) -> _World:
+    t, epoch = command.round, world.epoch
+    for item in command.counted:
+      _require((t, *life(item)) in world.held, f"{item} of {t} is held")
     due = self._rules.schedule.fragments(t)
-    stored = {(t, p, world.epoch) for p in due}
+    stored = {(t, p, epoch) for p in due}
     world = world._replace(objects=world.objects | stored)
-    state = small_world.fragment_state(t, world.epoch)
+    state = small_world.fragment_state(t, epoch)
     return self._tell_syncer(world, Merged(NOW_NS, t, (state,) * len(due)))
 
   def _create(self, world: _World, number: int) -> _World:
@@ -331,9 +333,8 @@ class _Explorer:
     if won:
       self._check_commit(world, commit)
       world = world._replace(commits=(*world.commits, number))
-    state = self._numbers[world.syncer]
-    if state is None or state.epoch != commit.epoch:
-      return world  # its writer is dead
+    if not self._writes(world, commit):
+      return world
     digest = small_world.digest(commit)
     event = Committed(NOW_NS, commit.round, won, digest)
     return self._tell_syncer(world, event)
@@ -348,30 +349,30 @@ class _Explorer:
           command == Settle(event.round, event.counted_attempt),
           f"learner {m} settles what commit {event.round} counts: {command}",
         )
+    actor = done.actor if world.steps[m] else self._resting
     return world._replace(
-      learners=_changed(world.learners, m, done.actor),
+      learners=_changed(world.learners, m, actor),
       pending=world.pending | done.operations,
     )
 
   def _tell_syncer(self, world: _World, event: Any) -> _World:
     done = self._actors.step(world.syncer, event)
-    held, objects = world.held, world.objects
-    for command in done.commands:
-      if isinstance(command, Drop):
-        held -= {small_world.key_of(command)}
-      elif isinstance(command, Merge):
-        for item in command.counted:
-          key = (command.round, *life(item))
-          _require(key in held, f"{key} is held when it is merged")
-      elif isinstance(command, Sweep):
-        swept = set(command.states)
-        objects = frozenset(o for o in objects if (o[0], o[1]) not in swept)
-    return world._replace(
-      syncer=done.actor,
-      held=held,
-      objects=objects,
-      pending=world.pending | done.operations,
+    world = world._replace(
+      syncer=done.actor, pending=world.pending | done.operations
     )
+    for command in done.commands:
+      match command:
+        case Check():
+          world = self._check(world, small_world.key_of(command))
+        case Drop():
+          key = small_world.key_of(command)
+          world = world._replace(held=world.held - {key})
+        case Merge():
+          world = self._merge(world, command)
+        case Sweep():
+          objects = [o for o in world.objects if o[:2] not in command.states]
+          world = world._replace(objects=frozenset(objects))
+    return world
 
   # --- What must hold for the whole -----------------------------------------
 
@@ -420,41 +421,45 @@ class _Explorer:
         return self._numbers[number]
     return None
 
-  def _pending_without(
-    self, world: _World, gone: Callable[[Any], bool]
-  ) -> frozenset[int]:
-    return frozenset(x for x in world.pending if not gone(self._numbers[x]))
+  def _writes(self, world: _World, record: AnswerHeader | Commit) -> bool:
+    """Whether the life that writes a record is still there."""
+    if isinstance(record, Commit):
+      state = self._numbers[world.syncer]
+      return state is not None and state.epoch == record.epoch
+    state = self._numbers[world.learners[record.learner]]
+    return _steps(state) and state.incarnation == record.incarnation
 
   def _forget(self, world: _World) -> _World:
     """Leaves out what nobody will look at again."""
     newest = self._newest(world).round
+    syncer = self._numbers[world.syncer]
+    # One that lives may not know of it yet.
+    closed = newest if syncer is None else syncer.committed
     states = [self._numbers[number] for number in world.learners]
-    seen = [x.seen for x in states if x is not None and not x.done]
-    oldest = min(seen, default=newest)
+    oldest = min([x.seen for x in states if _steps(x)], default=newest)
     commits = [x for x in world.commits if self._numbers[x].round > oldest]
-
-    def of_no_use(operation: tuple[Any, ...]) -> bool:
-      """A dead writer's answer or commit that comes too late."""
-      kind, *about = operation
-      if kind not in ("publish", "create"):
-        return False
-      record = self._numbers[about[0]]
-      if kind == "create":
-        syncer = self._numbers[world.syncer]
-        alive = syncer is not None and syncer.epoch == record.epoch
-      else:
-        writer = states[record.learner]
-        alive = writer is not None and writer.incarnation == record.incarnation
-      return not alive and record.round <= newest
-
     return world._replace(
-      held=frozenset(key for key in world.held if key[0] > newest),
+      held=frozenset([key for key in world.held if key[0] > closed]),
       commits=tuple(commits) or world.commits[-1:],
       headers=frozenset(
-        x for x in world.headers if self._numbers[x].round > newest
+        [x for x in world.headers if self._numbers[x].round > closed]
       ),
-      pending=self._pending_without(world, of_no_use),
+      pending=frozenset(
+        [x for x in world.pending if self._matters(world, x, newest)]
+      ),
     )
+
+  def _matters(self, world: _World, operation: int, newest: int) -> bool:
+    """Whether an operation still changes anything."""
+    kind, about, *_ = self._numbers[operation]
+    if kind == "fetch":
+      return _steps(self._numbers[world.learners[about]])
+    record = self._numbers[about]
+    return record.round > newest or self._writes(world, record)
+
+
+def _steps(learner: Any) -> bool:
+  return isinstance(learner, LearnerState) and not learner.done
 
 
 def _changed(

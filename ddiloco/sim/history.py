@@ -29,6 +29,7 @@ class BadTape(ConfigError):
 class Shape(NamedTuple):
   """What of a process XLA chooses its sums' order from."""
 
+  backend: str
   threads: int
   devices: int
 
@@ -47,7 +48,8 @@ class Life:
   @property
   def shape(self) -> Shape:
     """Of the process it ran in."""
-    return Shape(self.header.threads, self.header.devices)
+    header = self.header
+    return Shape(header.backend, header.threads, header.devices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,8 @@ def set_environment(shape: Shape) -> None:
   flags = _DEVICES.sub("", os.environ.get("XLA_FLAGS", ""))
   count = f"--xla_force_host_platform_device_count={shape.devices}"
   os.environ["XLA_FLAGS"] = f"{flags} {count}".strip()
+  if shape.backend == "cpu":  # there always is one
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
   os.environ.pop("PJRT_NPROC", None)
   if shape.threads:
     os.environ["PJRT_NPROC"] = str(shape.threads)
@@ -171,7 +173,7 @@ class FolderStore(MemoryStore):
 
 
 def _name(shape: Shape) -> str:
-  return f"{shape.threads}-{shape.devices}"
+  return f"{shape.backend}-{shape.threads}-{shape.devices}"
 
 
 def _run(history: History, scripts: Sequence[Script], cache_dir: str):

@@ -3,7 +3,9 @@
 Every life of every actor executes its script (`script`) with the engine's
 own arrays; what lives handed each other through the exchange they hand each
 other through a `Store`. Each commit's parameters and outer state must come
-out with the digests that the commit names.
+out with the digests that the commit names. What a simulated fault did to an
+answer on its way is on no tape: if it was counted all the same (an `outlier`
+before there is a median), its commit comes out differently.
 """
 
 import json

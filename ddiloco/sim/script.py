@@ -60,7 +60,7 @@ def write(
   scripts = []
   for life in lives:
     if life.learner is None:
-      scripts.append(list(_syncer(life, commits)))
+      scripts.append(list(_syncer(life, commits, newest)))
     else:
       scripts.append(list(_learner(life, newest)))
   given = {key for script in scripts for entry in script for key in entry.gives}
@@ -87,9 +87,12 @@ def wanted(scripts: Sequence[Script]) -> collections.Counter[str]:
 
 
 def _learner(life: Life, newest: int) -> Iterator[Entry]:
+  """Up to what depends on later commits, if the run is still under way."""
   epochs: dict[int, int] = {}
   for record in life.records:
     if isinstance(record.event, Joined):
+      if record.event.seen > newest:
+        return
       yield _join(life, record.event)
     for command in record.commands:
       match command:
@@ -97,7 +100,7 @@ def _learner(life: Life, newest: int) -> Iterator[Entry]:
           epochs[command.round] = command.epoch
         case ApplyFragments():
           if command.round > newest:
-            return  # the run is under way, this much of it is replayed
+            return
           epoch = epochs[command.round]
           needs = [
             params_key(command.round, p, epoch) for p in command.fragments
@@ -124,10 +127,14 @@ def _join(life: Life, event: Joined) -> Entry:
   return Entry(event, tuple(needs))
 
 
-def _syncer(life: Life, commits: Sequence[Commit]) -> Iterator[Entry]:
+def _syncer(
+  life: Life, commits: Sequence[Commit], newest: int
+) -> Iterator[Entry]:
   own = {c.round: c for c in commits if c.epoch == life.incarnation}
   for record in life.records:
     if isinstance(record.event, Opened):
+      if record.event.commit.round > newest:
+        return
       refs = enumerate(record.event.commit.fragments)
       needs = [
         key(ref.version, p, ref.epoch)

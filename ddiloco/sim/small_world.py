@@ -33,7 +33,6 @@ from ddiloco.protocol.syncer_answers import life
 from ddiloco.protocol.syncer_types import (
   Check,
   Drop,
-  Merge,
   RoundView,
   SyncerState,
   WriteCommit,
@@ -260,10 +259,6 @@ class Actors:
       case Fetch():
         where = (command.round, command.epoch, command.fragments)
         return "fetch", state.learner, *where
-      case Check():
-        return "check", *key_of(command)
-      case Merge():
-        return "merge", command.round
       case WriteCommit():
         return "create", self._numbers.of(replace(command.commit, refused=()))
     return None

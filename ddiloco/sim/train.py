@@ -59,7 +59,8 @@ def simulate(
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
-  print(summary.text(summary.write(store, workdir)))
+  if training.world.commits:
+    print(summary.text(summary.write(store, workdir)))
   return exit_
 
 

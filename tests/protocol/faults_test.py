@@ -17,6 +17,20 @@ def _fault(what, learner=1, *, round=None, ns=None, span=None, factor=None):
   return Fault(round, ns, who, learner, what, span, factor)
 
 
+SIMULATED = [
+  "partition learner 0 for 2s",
+  "clog syncer for 1.5s",
+  "jump learner 1 for 3600s",
+  "nan learner 0",
+  "outlier learner 0 by 100x",
+  "layout learner 0",
+  "outdated learner 0",
+  "rival syncer for 2s",
+  "rival syncer",
+  "outage exchange for 5s",
+  "full exchange for 5s",
+]
+
 EXAMPLES = [
   (
     "at round 60 kill learner 1 for 5s",
@@ -144,6 +158,11 @@ BAD_TEXT = [
   ("at 5s slow learner 1 by 1.0001x", "finer than 1/1000"),
   ("at 5s slow syncer by 2x", "applies to learner"),
   ("at 5s start syncer", "applies to learner"),
+  ("at 5s kill exchange", "applies to learner or syncer"),
+  ("at 5s outage syncer for 1s", "applies to exchange"),
+  ("at 5s outage exchange", "outage needs 'for'"),
+  ("at 5s jump syncer", "jump needs 'for'"),
+  ("at 5s outlier learner 1", "outlier needs a factor"),
   ("at 0.1ns kill syncer", "finer than"),
   ("at 99999999999999999999s kill syncer", "must be from 0"),
   ("kill learner 1 at 5s", "does not read as"),
@@ -241,6 +260,23 @@ SOUND = [
 @pytest.mark.parametrize("text", SOUND)
 def test_sound_scripts_pass(text):
   faults.check(faults.parse(text), learners=3, stop_rounds=100)
+
+
+@pytest.mark.parametrize("text", SIMULATED)
+def test_what_only_a_simulation_can_do_is_refused_live(text):
+  script = faults.parse(f"at 1s kill syncer for 2s; at 5s {text}")
+  assert faults.parse(faults.to_text(script)) == script
+  faults.check(script, learners=3, stop_rounds=100, live=False)
+  with pytest.raises(ValueError) as error:
+    faults.check(script, learners=3, stop_rounds=100)
+  assert str(error.value).startswith("fault 2 (")
+  assert "only kill, pause, slow, stop, start;" in str(error.value)
+  assert "launch.simulate" in str(error.value)
+
+
+def test_the_distance_of_a_jump_is_no_span():
+  script = "at 1s jump syncer for 1h; at 2s jump syncer for 1h"
+  faults.check(faults.parse(script), learners=1, stop_rounds=None, live=False)
 
 
 def test_without_a_last_round_any_round_passes():

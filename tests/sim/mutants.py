@@ -12,6 +12,7 @@ from typing import Any
 
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.null_arrays import NORM, NullSyncerArrays
+from ddiloco.engine.ports import Call
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import (
@@ -166,6 +167,23 @@ def retention_of_commits_too_early(patch) -> Machines:
   patch.setattr(syncer, "sweep", sweep)
 
 
+def swept_commits_vanish(patch) -> Machines:
+  real = SyncerPlane._sweep
+
+  def sweep(self, command):
+    job, answer = real(self, command), None
+    for _ in itertools.count():
+      try:
+        call = job.send(answer)
+      except StopIteration:
+        return None
+      if call.method == "compare_and_swap":
+        call = Call("delete", call.args[:1])
+      answer = yield call
+
+  patch.setattr(SyncerPlane, "_sweep", sweep)
+
+
 def a_start_sweeps_what_another_syncer_stores(patch) -> Machines:
   patch.setattr(keys, "state_version", lambda key: None)
 
@@ -307,6 +325,7 @@ MUTANTS = (
   lost_create_taken_for_won,
   retention_one_version_early,
   retention_of_commits_too_early,
+  swept_commits_vanish,
   a_start_sweeps_what_another_syncer_stores,
   a_fragment_never_due,
   residual_advanced_for_what_was_not_counted,

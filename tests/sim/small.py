@@ -15,8 +15,14 @@ def get_config() -> ml_collections.ConfigDict:
   """Two learners, both needed for a round; P = H = 3."""
   config = ml_collections.ConfigDict(Config().to_dict())
   config.program = "tests.sim.program:build"
-  config.learners.count = 2
-  config.learners.slowdown = (1.0, 1.5)
+  config.learners = {
+    "count": 2,
+    "devices": (1,),
+    "mesh": (-1, 1, 1),
+    "batch_size": (4,),
+    "slowdown": (1.0, 1.5),
+    "threads": 2,
+  }
   config.sync.num_fragments = 3
   config.sync.interval_steps = 3
   config.sync.quorum_min = 1

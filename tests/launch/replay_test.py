@@ -1,0 +1,108 @@
+"""A simulated and a live run, with a killed learner each, again from tapes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from ddiloco.types import Exit
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = "--config=tests/sim/small.py"
+
+pytestmark = pytest.mark.live
+
+
+def launch(command, *arguments):
+  """Runs a command to its end; `(exit code, output, errors)`."""
+  done = subprocess.run(
+    [sys.executable, "-m", f"launch.{command}", *map(str, arguments)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=240,  # a process that starts on a busy machine; it never hangs
+    check=False,
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+def replayed(workdir, *arguments):
+  """What replay.json says of a run whose every commit is the same again."""
+  output = workdir / "replay.json"
+  code, _, errors = launch(
+    "replay", f"--workdir={workdir}", f"--output={output}", *arguments
+  )
+  assert code == Exit.OK, errors
+  result = json.loads(output.read_text())
+  assert result["first_mismatch"] is None
+  assert result["matched"] == result["commits"] > 0
+  return result
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+  """The workdir of a simulated run."""
+  workdir = tmp_path_factory.mktemp("simulated")
+  code, output, errors = launch(
+    "simulate",
+    CONFIG,
+    f"--workdir={workdir}",
+    "--seed=7",
+    "--faults=at round 15 kill learner 1 for 1s",
+  )
+  assert code == Exit.OK, errors
+  assert "60 rounds" in output
+  return workdir
+
+
+def test_a_simulated_run_again(simulated):
+  result = replayed(simulated)
+  assert (result["commits"], result["compared"]) == (60, "parameters")
+
+
+def test_other_commands_read_a_simulated_run(simulated):
+  code, output, errors = launch("report", f"--workdir={simulated}")
+  assert code == Exit.OK, errors
+  assert "Learner 1 was killed" in output
+  before = (simulated / "eval.jsonl").read_text()
+  code, _, errors = launch("evaluate", f"--workdir={simulated}")
+  assert code == Exit.OK, errors
+  assert (simulated / "eval.jsonl").read_text() == before  # all was measured
+
+
+def test_a_simulation_never_goes_on_with_another_run(simulated):
+  code, _, errors = launch("simulate", CONFIG, f"--workdir={simulated}")
+  assert code == Exit.USER_ERROR
+  assert "holds a run already" in errors
+
+
+def test_a_config_that_is_not_the_runs_is_refused(simulated):
+  code, _, errors = launch(
+    "replay", f"--workdir={simulated}", CONFIG, "--config.codec.up=f32"
+  )
+  assert code == Exit.USER_ERROR
+  assert "codec.up" in errors
+
+
+def test_a_replay_needs_a_run(tmp_path):
+  code, _, errors = launch("replay", f"--workdir={tmp_path}")
+  assert code == Exit.USER_ERROR
+  assert errors.startswith("error: there is no run")
+
+
+@pytest.mark.slow
+def test_a_live_run_with_a_killed_learner_again(tmp_path):
+  code, _, errors = launch(
+    "local",
+    CONFIG,
+    f"--workdir={tmp_path}",
+    "--config.learners.slowdown=(30.0,)",
+    "--config.stop.rounds=400",
+    "--faults=at round 60 kill learner 1 for 0.1s",
+  )
+  assert code == Exit.OK, errors
+  result = replayed(tmp_path)
+  assert result["commits"] == 400
+  assert result["lives"] == 4
