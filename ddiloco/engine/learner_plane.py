@@ -71,6 +71,7 @@ class LearnerPlane(Plane):
     self._save_checkpoint = save_checkpoint
     self._previous, commit = newest
     self._refs = {p: {s.version: s} for p, s in enumerate(commit.fragments)}
+    self._fetched = dict.fromkeys(self._refs, 0)  # or asked for
     self._exchange_ns = 0
     # At most one copy waits for the tape: a newer one takes its place.
     self._unsaved: collections.deque = collections.deque(maxlen=1)
@@ -87,6 +88,7 @@ class LearnerPlane(Plane):
       case Fetch():
         # Taken now: polls of later commits, which may be faster, drop them.
         refs = {p: self._refs[p][command.round] for p in command.fragments}
+        self._fetched |= dict.fromkeys(refs, command.round)
         work = Work(Lane.PARALLEL, self._fetch(command.round, refs))
       case ApplyFragments():
         self.arrays.apply(command)
@@ -189,9 +191,11 @@ class LearnerPlane(Plane):
       )
     self._previous = wire.sha256(item.value)
     for p in self._rules.schedule.fragments(t):
-      # The one before may still be on its way here; none older is wanted.
-      newest = max(self._refs[p])
-      self._refs[p] = {newest: self._refs[p][newest], t: commit.fragments[p]}
+      # The one before may still be on its way here, and what was asked for
+      # is asked for again if it does not come; none other is wanted.
+      refs = self._refs[p]
+      wanted = refs.keys() & {max(refs), self._fetched[p]}
+      self._refs[p] = {v: refs[v] for v in wanted} | {t: commit.fragments[p]}
     return CommitSeen(
       now_ns=0,
       round=t,

@@ -302,8 +302,11 @@ class _Explorer:
     world = world._replace(headers=world.headers | {number})
     if not self._writes(world, header):
       return world
-    event = AnswerWritten(NOW_NS, header.round, header.attempt)
-    return self._tell_learner(world, header.learner, event)
+    told = ("told", header.learner, header.round, header.attempt)
+    return world._replace(pending=world.pending | {self._numbers.of(told)})
+
+  def _told(self, world: _World, m: int, t: int, attempt: int) -> _World:
+    return self._tell_learner(world, m, AnswerWritten(NOW_NS, t, attempt))
 
   def _fetch(
     self, world: _World, m: int, t: int, epoch: int, fragments: tuple[int, ...]
@@ -452,7 +455,7 @@ class _Explorer:
   def _matters(self, world: _World, operation: int, newest: int) -> bool:
     """Whether an operation still changes anything."""
     kind, about, *_ = self._numbers[operation]
-    if kind == "fetch":
+    if kind in ("fetch", "told"):
       return _steps(self._numbers[world.learners[about]])
     record = self._numbers[about]
     return record.round > newest or self._writes(world, record)

@@ -91,19 +91,44 @@ class _Run:
       events_max=_EVENTS_MAX,
     )
     self._heal()
-    goal = world.committed + _LIVENESS_ROUNDS
-    ok = world.run(
-      lambda: world.ended or world.committed >= goal,
-      events_max=_LIVENESS_EVENTS,
+    self._expect(
+      {f"commit {world.committed + _LIVENESS_ROUNDS}": self._commits()}
     )
-    if not ok:
-      raise InvariantError(
-        f"no progress: {_LIVENESS_EVENTS} events after all trouble ended, "
-        f"with {len(self._alive())} learners and K = "
-        f"{world.rules.quorum_min}, commit {world.committed} is the newest "
-        f"and {goal} is not reached. {self._why()}"
-      )
+    self._expect({f"a step of {m}": self._steps(m) for m in self._alive()})
     world.audit.finish(world.lives, world.machines)
+
+  def _expect(self, goals: dict[str, Callable[[], bool]]) -> None:
+    """Runs until all goals are reached, within a bounded number of events."""
+    world = self.world
+    if world.run(
+      lambda: world.ended or all(reached() for reached in goals.values()),
+      events_max=_LIVENESS_EVENTS,
+    ):
+      return
+    missed = [name for name, reached in goals.items() if not reached()]
+    raise InvariantError(
+      f"no progress: {_LIVENESS_EVENTS} events after all trouble ended, with "
+      f"{len(self._alive())} learners, K = {world.rules.quorum_min} and "
+      f"commit {world.committed}, there is not yet {', '.join(missed)}. "
+      f"{self._why()}"
+    )
+
+  def _commits(self) -> Callable[[], bool]:
+    goal = self.world.committed + _LIVENESS_ROUNDS
+    return lambda: self.world.committed >= goal
+
+  def _steps(self, name: str) -> Callable[[], bool]:
+    """Whether a learner has stepped since, or had to begin anew."""
+    process = self.world.processes[name]
+    before = process.actor.state.step if process.actor else 0
+
+    def reached() -> bool:
+      actor = process.actor
+      return not process.alive or (
+        actor is not None and actor.state.step > before
+      )
+
+    return reached
 
   def effects(self) -> dict[str, int]:
     """Every kind of trouble that took effect, and how often."""

@@ -341,7 +341,7 @@ def test_inspect_reports_the_norms_of_the_decoded_value(name, scale):
   payload, _ = codec.encode((), tensors)
   stored = codecs.from_bytes(codec, _SHAPES, codecs.to_bytes(payload))
   finite, norms = _inspect(codec, _SHAPES)(stored)
-  assert finite.dtype == bool and finite.shape == () and finite
+  assert finite is True
   assert norms.dtype == np.float32 and norms.shape == (len(_SHAPES),)
   expected = [
     np.linalg.norm(np.asarray(x, np.float64).reshape(-1))
