@@ -309,10 +309,10 @@ def _finish(state: LearnerState, out: _Commands) -> LearnerState:
 
 def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
   """Applies every fetched commit the policy allows, the newest only."""
-  clock = state.base + state.step
   ready = state.fetched
   if rules.apply is Apply.AT_OVERLAP:
-    ready = tuple(t for t in ready if clock >= t + rules.schedule.overlap)
+    due = state.base + state.step - rules.schedule.overlap
+    ready = tuple(t for t in ready if t <= due or _fills(state, t, due, rules))
   if not ready:
     return state
   fragments = list(state.fragments)
@@ -331,6 +331,19 @@ def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
     fragments=tuple(fragments),
     fetched=tuple(t for t in state.fetched if t not in ready),
   )
+
+
+def _fills(state: LearnerState, t: int, due: int, rules: Rules) -> bool:
+  """Whether a version that is due is gone, and round t the oldest after it."""
+  coming = (*state.fetching, *state.fetched)
+
+  def fills(p: int) -> bool:
+    version = rules.schedule.version_before(p, due + 1)
+    return state.fragments[p].anchor < version and not any(
+      version <= u < t and p in rules.schedule.fragments(u) for u in coming
+    )
+
+  return any(fills(p) for p in rules.schedule.fragments(t))
 
 
 def _refetch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
