@@ -141,15 +141,17 @@ class Evidence:
 
   def check_never_waited(self, actor: str) -> None:
     """Each step's end began the next step, but for the last one of a life."""
+    judged = 0
     for life in self.lives[actor]:
       ends = [
         record.commands
         for record in life.records
         if isinstance(record.event, learner_types.StepDone)
       ]
-      assert len(ends) > 10
+      judged += len(ends[:-1])
       for commands in ends[:-1]:
         assert any(isinstance(c, learner_types.Step) for c in commands)
+    assert judged > 50  # a life may be short: the run ends when it ends
 
   def steps_between(self, actor: str, begin_ns: int, end_ns: int) -> int:
     """How many steps an actor ended between two moments, Unix time."""

@@ -231,3 +231,46 @@ def test_own_stops_while_it_waits():
   learner.step()
   learner.step()
   assert learner.stop().names == ["Checkpoint", "Stop"]
+
+
+# --- What was due is gone ---------------------------------------------------
+
+
+def test_at_overlap_a_newer_version_fills_the_gap_of_one_that_is_gone():
+  learner = Learner(exact(1, 2, 1, apply=Apply.AT_OVERLAP))
+  learner.step()
+  assert learner.step().answers == [(2, 1)]
+  learner.written(2)
+  assert learner.step() == [], "round 2 is due, and it waits"
+  learner.sees(2, attempt=1)
+  learner.fetch_failed(2)
+  assert learner.sees(4).fetches == [4]
+  commands = learner.fetched(4)
+  assert commands.applies == [(4, (0,))] and commands.steps == [4]
+
+
+def test_at_overlap_a_newer_version_waits_for_one_on_its_way():
+  learner = Learner(exact(1, 2, 1, apply=Apply.AT_OVERLAP))
+  learner.step()
+  learner.step()
+  learner.written(2)
+  learner.step()
+  learner.sees(2, attempt=1)
+  learner.sees(4)
+  assert learner.fetched(4).applies == []
+  assert learner.fetched(2).applies == [(2, (0,))]
+
+
+def test_own_takes_the_next_commit_if_its_own_cannot_be_fetched():
+  learner = Learner(own())
+  learner.step()
+  assert learner.step().answers == [(2, 1)]
+  learner.written(2)
+  assert learner.sees(2, attempt=1).fetches == [2]
+  learner.fetch_failed(2)
+  assert learner.tick().fetches == [2]
+  assert learner.sees(4).fetches == [], "it may still come"
+  learner.fetch_failed(2)
+  assert learner.sees(6).fetches == [6]
+  commands = learner.fetched(6)
+  assert commands.applies == [(6, (0,))] and len(commands.steps) == 1
