@@ -38,6 +38,11 @@ from ddiloco.protocol.learner_types import (
   StopRequested,
   Tick,
 )
+from ddiloco.protocol.learner_views import (
+  applied_up_to,
+  fills_gap,
+  out_of_reach,
+)
 from ddiloco.protocol.rules import Rules
 from ddiloco.types import SECOND_NS, Apply, Wait
 
@@ -186,7 +191,8 @@ def _saw_commit(
   )
   if rules.ended(t, event.run_tokens):
     return replace(state, stopping=state.stopping or COMPLETED)
-  if rules.apply is Apply.OWN and event.counted_attempt == 0:
+  mine = rules.apply is not Apply.OWN or event.counted_attempt > 0
+  if not mine and not out_of_reach(state):
     return state
   due = rules.schedule.fragments(t)
   fragments = list(state.fragments)
@@ -312,7 +318,9 @@ def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
   ready = state.fetched
   if rules.apply is Apply.AT_OVERLAP:
     due = state.base + state.step - rules.schedule.overlap
-    ready = tuple(t for t in ready if t <= due or _fills(state, t, due, rules))
+    ready = tuple(
+      t for t in ready if t <= due or fills_gap(state, t, due, rules)
+    )
   if not ready:
     return state
   fragments = list(state.fragments)
@@ -333,19 +341,6 @@ def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
   )
 
 
-def _fills(state: LearnerState, t: int, due: int, rules: Rules) -> bool:
-  """Whether a version that is due is gone, and round t the oldest after it."""
-  coming = (*state.fetching, *state.fetched)
-
-  def fills(p: int) -> bool:
-    version = rules.schedule.version_before(p, due + 1)
-    return state.fragments[p].anchor < version and not any(
-      version <= u < t and p in rules.schedule.fragments(u) for u in coming
-    )
-
-  return any(fills(p) for p in rules.schedule.fragments(t))
-
-
 def _refetch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
   """Asks again for what could not be fetched, or whose object was gone."""
   missing = {v.seen for v in state.fragments if v.seen > v.anchor}
@@ -360,14 +355,14 @@ def _boundary_exact(
 ) -> tuple[LearnerState, bool]:
   """Policy wait = exact: own steps are the global clock."""
   clock, schedule = state.base + state.step, rules.schedule
-  if not _applied_up_to(state, clock - max(schedule.overlap, 1), rules):
+  if not applied_up_to(state, clock - max(schedule.overlap, 1), rules):
     return retry(state, now_ns, rules, out), True
   due = schedule.is_round(clock) and clock > state.seen
   if due and not answered(state, clock):
     state = answer_or_retry(state, clock, now_ns, rules, out)
     if not answered(state, clock):
       return state, True  # a round left out would never be answered
-  held = schedule.overlap == 0 and not _applied_up_to(state, clock, rules)
+  held = schedule.overlap == 0 and not applied_up_to(state, clock, rules)
   return retry(state, now_ns, rules, out), held
 
 
@@ -384,14 +379,6 @@ def _boundary_own(
     else:
       return state, False
   return retry(state, now_ns, rules, out), True
-
-
-def _applied_up_to(state: LearnerState, t: int, rules: Rules) -> bool:
-  due = rules.schedule.previous_round(t + 1)
-  return state.seen >= due and all(
-    view.anchor >= rules.schedule.version_before(p, due + 1)
-    for p, view in enumerate(state.fragments)
-  )
 
 
 def _average(average_ns: int, sample_ns: int) -> int:

@@ -1,10 +1,12 @@
-"""The swarm: fresh seeds for every change."""
+"""The swarm: fresh seeds for every change, and all that ever failed."""
 
 import collections
 import json
 import pathlib
 import subprocess
 import sys
+
+import pytest
 
 from ddiloco.config import from_dict
 from ddiloco.engine.version import code_version
@@ -14,6 +16,13 @@ from ddiloco.sim.draws import draw
 from tests.sim.mutants import retention_one_version_early
 
 FRESH = 200
+# What each of these seeds found, when it was new.
+ONCE_FAILED = {
+  324: "a sweep left part of a commit behind",
+  102101: "apply = own forgot where its own commit's fragments were",
+  300355: "at_overlap waited for a version that was gone",
+  305725: "the same",
+}
 TROUBLES = (
   "crash",
   "doubled",
@@ -38,6 +47,12 @@ def test_fresh_seeds_show_no_violation():
     effects.update(result.faults)
   idle = {*KINDS, *TROUBLES} - effects.keys()
   assert not idle, f"never took effect: {idle}"
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_what_once_failed_holds(seed):
+  result = swarm.run_seed(seed)
+  assert result.violation is None, swarm.describe(result)
 
 
 def test_a_seed_is_one_history():
