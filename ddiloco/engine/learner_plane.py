@@ -206,10 +206,10 @@ class LearnerPlane(Plane):
 
   def catch_up(self, t: int) -> Job:
     """Looks past a missing commit t: `CaughtUp` if newer ones exist."""
-    newest = 0
-    for name in (yield Call("list", (keys.COMMITS,))):
-      newest = max(newest, keys.commit_round(name) or 0)
-    item = None
+    listed = yield Call("list", (keys.COMMITS,))
+    # Sorted, and long: the keys of swept commits stay.
+    rounds = map(keys.commit_round, reversed(listed))
+    newest, item = next(filter(None, rounds), 0), None
     if newest > t:
       item = yield Call("get", (keys.commit(newest),))
     if item is None or item.value == SWEPT:

@@ -12,6 +12,10 @@ STATES = "state/"
 MEMBERS = "members/"
 TAPES = "tape/"
 LEASE = "lease/0"
+_COMMIT = re.compile(r"commit/([0-9]{9})")
+_ANSWER = re.compile(r"answer/([0-9]{9})\.")
+_STATE = re.compile(r"state/([0-9]{9})\.")
+_MEMBER = re.compile(r"members/([0-9]{1,6})\.([0-9]{1,9})")
 
 
 def commit(t: int) -> str:
@@ -21,7 +25,7 @@ def commit(t: int) -> str:
 
 def commit_round(key: str) -> int | None:
   """The round of a commit's key; None if it is none."""
-  match = re.fullmatch(r"commit/([0-9]{9})", key)
+  match = _COMMIT.fullmatch(key)
   return int(match[1]) if match else None
 
 
@@ -32,7 +36,7 @@ def answers(t: int) -> str:
 
 def answer_round(key: str) -> int | None:
   """The round of any of an answer's keys; None if it is none."""
-  match = re.match(r"answer/([0-9]{9})\.", key)
+  match = _ANSWER.match(key)
   return int(match[1]) if match else None
 
 
@@ -55,7 +59,7 @@ def states(version: int, fragment: int) -> str:
 
 def state_version(key: str) -> int | None:
   """The version of anything stored for a fragment; None if it is none."""
-  match = re.match(r"state/([0-9]{9})\.", key)
+  match = _STATE.match(key)
   return int(match[1]) if match else None
 
 
@@ -76,7 +80,7 @@ def member(learner: int, incarnation: int) -> str:
 
 def member_life(key: str) -> tuple[int, int] | None:
   """The (learner, incarnation) of a member's key; None if it is none."""
-  match = re.fullmatch(r"members/([0-9]{1,6})\.([0-9]{1,9})", key)
+  match = _MEMBER.fullmatch(key)
   return (int(match[1]), int(match[2])) if match else None
 
 

@@ -81,7 +81,9 @@ class SimExchange:
     self.deadline_ns = 0  # within which failed operations are tried again
     self.outage = False  # every operation fails
     self.full = False  # every write fails
-    self.unkept: tuple[str, ...] = ()  # prefixes of what is written for nobody
+    # Prefixes of what is written for nobody. If there are any, memory is
+    # short, and a stale read of what was rewritten finds nothing.
+    self.unkept: tuple[str, ...] = ()
     self.cut_off: set[str] = set()  # actors whose operations never arrive
     self.effects: dict[str, int] = {}  # how often each trouble happened
     self.hits: dict[tuple[str, str], int] = {}  # (trouble, actor): how often
@@ -199,7 +201,7 @@ class SimExchange:
         found += room[begin : bisect.bisect_left(room, prefix + "\x7f", begin)]
       elif folder.startswith(prefix):
         found += room
-    return sorted(found)
+    return sorted(found)  # nothing to do, unless there were several folders
 
   def plant(self, key: str, value: bytes) -> None:
     """Puts an object that no actor wrote."""
@@ -287,7 +289,7 @@ class SimExchange:
       self._objects[key] = _Object(item, self._heap.now_ns, None)
       bisect.insort(self._rooms.setdefault(key.rpartition("/")[0], []), key)
     else:
-      found.item, found.before = item, found.item
+      found.item, found.before = item, None if self.unkept else found.item
     for action in self._waiting.pop(key, ()):
       self._heap.after(self._delay_ns(), action)
 

@@ -119,6 +119,8 @@ class _Explorer:
     while step is not None:
       world, index = step
       happen, _, *about = list(self.choices(world))[index]
+      if happen in (self.happen.publish, self.happen.create):
+        about = [self._values[number] for number in about]
       lines.insert(0, " ".join([happen.__name__, *map(str, about)]))
       step = came_from[world]
     return "\n".join(lines)

@@ -18,9 +18,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def target(
-  name: str, values: Sequence[float], unit: str, limit: float
+  name: str,
+  values: Sequence[float],
+  unit: str,
+  limit: float,
+  *,
+  at_least: bool = False,
 ) -> dict[str, Any]:
-  """A target `median <= limit`; says so when its interval straddles it."""
+  """A target `median <= limit`; says so when its interval straddles it.
+
+  With `at_least` it is `median >= limit`.
+  """
   if not values:
     raise ValueError(f"{name}: nothing was measured")
   median, low, high = median_interval(values)
@@ -32,8 +40,8 @@ def target(
     "n": len(values),
     "unit": unit,
     "target": limit,
-    "met": median <= limit,
-    "within_noise": low <= limit < high,
+    "met": median >= limit if at_least else median <= limit,
+    "within_noise": low < limit <= high if at_least else low <= limit < high,
   }
 
 

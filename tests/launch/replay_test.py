@@ -100,6 +100,7 @@ def test_a_live_run_with_a_killed_learner_again(tmp_path):
     f"--workdir={tmp_path}",
     "--config.learners.slowdown=(30.0,)",
     "--config.stop.rounds=400",
+    "--config.sync.quorum_min=2",  # so the run waits for the next life
     "--faults=at round 60 kill learner 1 for 0.1s",
   )
   assert code == Exit.OK, errors

@@ -12,7 +12,7 @@ from ddiloco.engine.ports import Item
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Two learners, both needed for a round; P = H = 3."""
+  """Two learners, one is enough for a round; P = H = 3."""
   config = ml_collections.ConfigDict(Config().to_dict())
   config.program = "tests.sim.program:build"
   config.learners = {
