@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from absl import app, flags
 
-from ddiloco.config import ConfigError
+from ddiloco.config import Config, ConfigError
 from ddiloco.engine.ports import DamagedRun, ExchangeError
 from ddiloco.live import children, log
 from ddiloco.types import Exit
@@ -49,6 +49,12 @@ def prepare_jax(devices: int, threads: int, cache: pathlib.Path) -> None:
   if "xla_force_host_platform_device_count" not in xla:
     count = f"--xla_force_host_platform_device_count={devices}"
     os.environ["XLA_FLAGS"] = f"{xla} {count}".strip()
+
+
+def prepare_simulation(config: Config, cache: pathlib.Path) -> None:
+  """The devices of the largest island, and one for the syncer."""
+  devices = max(config.learners.devices) + 1
+  prepare_jax(devices, config.learners.threads, cache)
 
 
 def write_output(path: str | None, text: str) -> None:

@@ -52,9 +52,7 @@ def _train() -> int:
   workdir = common.workdir()
   config = common.config(workdir)
   script = faults.script(config, live=False)
-  command.prepare_jax(
-    max(config.learners.devices), config.learners.threads, workdir / "cache"
-  )
+  command.prepare_simulation(config, workdir / "cache")
   from ddiloco.sim.train import simulate  # imports JAX
 
   with workdir_lib.lock(workdir):
@@ -88,7 +86,9 @@ def _swarm() -> int:
     arguments=[a for a in sys.argv[1:] if a.startswith("--config")],
   )
   command.write_output(OUTPUT.value, json.dumps(found, indent=2) + "\n")
-  return Exit.FAILED if found["violations"] else Exit.OK
+  if found["violations"]:
+    return Exit.FAILED
+  return Exit.OK if found["seeds"] == SEEDS.value else Exit.STOPPED
 
 
 if __name__ == "__main__":

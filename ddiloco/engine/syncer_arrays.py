@@ -31,7 +31,12 @@ class SyncerArrays:
 
   @classmethod
   def from_config(
-    cls, config: Config, layout: Layout, codec: codecs.Codec
+    cls,
+    config: Config,
+    layout: Layout,
+    codec: codecs.Codec,
+    *,
+    device: jax.Device | None = None,
   ) -> "SyncerArrays":
     """With the merge rules and the outer optimizer of a config."""
     rules, step = config.merge, config.outer
@@ -50,6 +55,7 @@ class SyncerArrays:
         momentum=step.momentum,
         nesterov=step.nesterov,
       ),
+      device=device,
     )
 
   def __init__(
@@ -59,9 +65,13 @@ class SyncerArrays:
     *,
     merge_rules: Sequence[str],
     outer: optax.GradientTransformation,
+    device: jax.Device | None = None,
   ):
-    """Takes the merge rule of every tensor and the outer optimizer."""
-    self._layout, self._codec = layout, codec
+    """Takes the merge rule of every tensor and the outer optimizer.
+
+    All is computed on `device` (None: JAX's default).
+    """
+    self._layout, self._codec, self._device = layout, codec, device
     shapes = [fragment_shapes(layout, p) for p in range(layout.num_fragments)]
     rules = [
       tuple(merge_rules[i] for i in layout.fragment(p))
@@ -136,7 +146,8 @@ class SyncerArrays:
         self._codec, self._shapes[p], view[offset:end]
       )
       offset = end
-      finite, lengths = self._inspect[p](payloads[p])
+      with jax.default_device(self._device):
+        finite, lengths = self._inspect[p](payloads[p])
       if not finite:
         return None
       norm = float(np.linalg.norm(np.asarray(lengths, np.float64)))
@@ -168,10 +179,11 @@ class SyncerArrays:
       ]
     )
     held = [(t, a.learner, a.incarnation, a.attempt) for a in counted]
-    merged = self._mergers[p].merge(
-      (self._answers[key][p] for key in held), weights
-    )
-    fragment = self._outer[p].apply(*self._fragments[p], merged)
+    with jax.default_device(self._device):
+      merged = self._mergers[p].merge(
+        (self._answers[key][p] for key in held), weights
+      )
+      fragment = self._outer[p].apply(*self._fragments[p], merged)
     self._candidates.setdefault(t, {})[p] = fragment
     return fragment
 

@@ -63,7 +63,11 @@ class JaxCompute:
   def syncer_arrays(self) -> SyncerArrays:
     """A life's arrays, with the initial parameters."""
     model = self.model
-    arrays = SyncerArrays.from_config(self._config, model.layout, model.codec)
+    # A device computes what it was given first, first: on a learner's, every
+    # check of an answer would wait for a step, and nothing would overlap.
+    arrays = SyncerArrays.from_config(
+      self._config, model.layout, model.codec, device=jax.devices()[-1]
+    )
     params = model.program.params(model.state)
     arrays.initialise(jax.device_get(jax.tree.leaves(params)))
     return arrays

@@ -283,12 +283,19 @@ def run(
   report: Callable[[str], None] = print,
   arguments: Iterable[str] = (),
 ) -> dict[str, Any]:
-  """Runs `seeds` seeds from `first` on; returns what `swarm.json` holds."""
+  """Runs `seeds` seeds from `first` on; returns what `swarm.json` holds.
+
+  Ctrl-C ends it with what was found so far.
+  """
   totals = collections.Counter()
   events = violations = done = 0
   begin_s, said_s = time.process_time(), time.monotonic()
   for seed in range(first, first + seeds):
-    result = run_seed(seed, config=config)
+    try:
+      result = run_seed(seed, config=config)
+    except KeyboardInterrupt:
+      report(f"interrupted: {done} of {seeds} seeds, {violations} violations")
+      break
     done += 1
     events += result.events
     totals.update(result.faults)

@@ -16,9 +16,7 @@ def main() -> int:
   """Trains, then prints."""
   workdir = common.workdir()
   config = common.config(workdir)
-  command.prepare_jax(
-    max(config.learners.devices), config.learners.threads, workdir / "cache"
-  )
+  command.prepare_simulation(config, workdir / "cache")
   from ddiloco.live import workdir as workdir_lib
   from ddiloco.sim.train import simulate
   from experiments.perf import timed

@@ -141,3 +141,19 @@ def test_a_violation_is_exit_code_1(monkeypatch, capsys):
   found = swarm.run(0, 3, report=print)
   assert found["violations"] > 0
   assert "VIOLATION: seed" in capsys.readouterr().out
+
+
+def test_an_interrupted_swarm_tells_what_it_found(monkeypatch):
+  results, said = iter([swarm.run_seed(1), swarm.run_seed(2)]), []
+
+  def run_seed(seed, *, config):
+    result = next(results, None)
+    if result is None:
+      raise KeyboardInterrupt
+    return result
+
+  monkeypatch.setattr(swarm, "run_seed", run_seed)
+  found = swarm.run(1, 10, report=said.append)
+  assert (found["seeds"], found["violations"]) == (2, 0)
+  assert found["events"] > 0
+  assert said[-1] == "interrupted: 2 of 10 seeds, 0 violations"
