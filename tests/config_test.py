@@ -45,6 +45,19 @@ def test_sequences_become_tuples_and_integers_floats():
     ({"sync": {"grace_margin": 1.0}}, ["sync.grace_margin", "1.0"]),
     ({"sync": {"apply": "own"}}, ["sync.apply", "own", "num_fragments"]),
     ({"sync": {"apply": "at_overlap"}}, ["sync.apply", "sync.wait", "exact"]),
+    (
+      {"sync": {"fragmentation": "layer"}},
+      ["sync.fragmentation", "'layer'", "layer_strided"],
+    ),
+    (
+      {"sync": {"layer_pattern": "blocks/("}},
+      ["sync.layer_pattern", "'blocks/('", "regular expression"],
+    ),
+    (
+      {"sync": {"layer_pattern": r"(h|block)/(\d+)"}},
+      ["sync.layer_pattern", "2 groups instead of 1", "(?:...)"],
+    ),
+    ({"sync": {"frozen": "*"}}, ["sync.frozen", "'*'", "regular expression"]),
     ({"stop": {"rounds": 0}}, ["stop.rounds", "never end"]),
     ({"codec": {"up": "int3"}}, ["codec.up", "int3", "int4"]),
     ({"codec": {"block_size": 48}}, ["codec.block_size", "48", "power"]),
@@ -69,6 +82,24 @@ def test_sequences_become_tuples_and_integers_floats():
       {"data": {"tokenizer": "bpe", "vocab_size": 257}},
       ["data.vocab_size", "257"],
     ),
+    ({"data": {"partition": "president"}}, ["data.partition", "domain, lan"]),
+    (
+      {"data": {"partition": "language"}},
+      ["data.partition", "'language'", "all English", "'time'"],
+    ),
+    (
+      {"data": {"partition": "time", "source": "array_record", "path": "x"}},
+      ["data.partition", "'array_record' has no labels", "'text'"],
+    ),
+    (
+      {"data": {"partition": "dirichlet", "dirichlet_alpha": 0.0}},
+      ["data.dirichlet_alpha", "0.0", "positive"],
+    ),
+    (
+      {"data": {"dirichlet_alpha": 0.1}},
+      ["data.dirichlet_alpha", "0.1", "'iid' does not use it"],
+    ),
+    ({"init": {"sha256": "ab"}}, ["init.sha256", "'ab'", "init.path"]),
     ({"live": {"poll_min_s": 1.0}}, ["live.poll_max_s", "live.poll_min_s"]),
     ({"live": {"heartbeat_s": 10.0}}, ["live.dead_after_s", "heartbeat"]),
   ],

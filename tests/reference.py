@@ -23,6 +23,9 @@ class Recipe(NamedTuple):
   rules: Sequence[str]  # of each tensor: average | rda
   learning_rate: float = 1.0  # eta
   momentum: float = 0.0  # mu, Nesterov's
+  scope: str = "tensor"  # of rda: tensor | row | fragment
+  blend: float = 0.0  # alpha: what learners keep of their own parameters
+  eager: bool = False  # they go on from the outer step of their own gradient
 
 
 class History(NamedTuple):
@@ -48,15 +51,22 @@ def train(programs: Sequence[Any], recipe: Recipe, steps: int) -> History:
       _deliver(learners, recipe, merged_at, t)
     due = _due(recipe, t)
     for p in due:
-      weights = [learner.weight(p) for learner in learners]
-      for i in recipe.fragments[p]:
-        gradients = [learner.outer_gradient(i) for learner in learners]
-        merged = merge(gradients, weights, recipe.rules[i])
-        momentum = recipe.momentum * momenta[i].astype(np.float64) + merged
-        update = merged + recipe.momentum * momentum
+      tensors = recipe.fragments[p]
+      merged = merge(
+        [[learner.outer_gradient(i) for i in tensors] for learner in learners],
+        [learner.weight(p) for learner in learners],
+        [recipe.rules[i] for i in tensors],
+        recipe.scope,
+      )
+      for i, gradient in zip(tensors, merged, strict=True):
+        momentum = recipe.momentum * momenta[i].astype(np.float64) + gradient
+        update = gradient + recipe.momentum * momentum
         momenta[i] = momentum.astype(np.float32)
         new = params[i].astype(np.float64) - recipe.learning_rate * update
         params[i] = new.astype(np.float32)
+    if recipe.eager:
+      for learner in learners:
+        learner.step_eagerly(due)
     if due:
       history.rounds.append(t)
       history.params.append(list(params))
@@ -96,12 +106,26 @@ class _Learner:
     params = _host(self._program.params(self._state))
     return self._anchor[i] - params[i]
 
+  def step_eagerly(self, due: Sequence[int]) -> None:
+    """Nesterov's first step, with what this learner alone has learnt."""
+    rate = self._recipe.learning_rate * (1 + self._recipe.momentum)
+    leaves, treedef = jax.tree.flatten(self._program.params(self._state))
+    for p in due:
+      for i in self._recipe.fragments[p]:
+        new = self._anchor[i] - rate * self.outer_gradient(i)
+        leaves[i] = jax.device_put(new.astype(np.float32), may_alias=False)
+    self._state = self._program.with_params(
+      self._state, jax.tree.unflatten(treedef, leaves)
+    )
+
   def overwrite(self, p: int, params: Tensors) -> None:
     mine = self._program.params(self._state)
     leaves, treedef = jax.tree.flatten(mine)
+    keep = self._recipe.blend
     for i in self._recipe.fragments[p]:
       self._anchor[i] = params[i]
-      leaves[i] = jax.device_put(params[i], may_alias=False)
+      new = keep * np.array(leaves[i], np.float64) + (1 - keep) * params[i]
+      leaves[i] = jax.device_put(new.astype(np.float32), may_alias=False)
     self._steps[p] = self._tokens[p] = 0
     self._state = self._program.with_params(
       self._state, jax.tree.unflatten(treedef, leaves)
@@ -128,18 +152,56 @@ def _deliver(
 
 
 def merge(
-  gradients: list[np.ndarray], weights: list[float], rule: str
-) -> np.ndarray:
-  """The paper's Merge of one tensor's outer gradients, in float64."""
+  answers: Sequence[Tensors],
+  weights: Sequence[float],
+  rules: Sequence[str],
+  scope: str = "tensor",
+) -> Tensors:
+  """The paper's Merge of a fragment's outer gradients, in float64.
+
+  Of several answers with the same tensors; `scope` says what is one vector of
+  radial-directional averaging: a tensor, a row (last axis) or the fragment.
+  """
   shares = [w / sum(weights) for w in weights]
-  vectors = [gradient.astype(np.float64) for gradient in gradients]
-  if rule == "average":
-    return sum(w * v for w, v in zip(shares, vectors, strict=True))
-  norms = [np.linalg.norm(v) for v in vectors]
-  pairs = zip(shares, vectors, norms, strict=True)
-  direction = sum(w * v / norm for w, v, norm in pairs)
-  radius = sum(w * norm for w, norm in zip(shares, norms, strict=True))
-  return radius * direction / np.linalg.norm(direction)
+  answers = [
+    [np.asarray(x, np.float64) for x in tensors] for tensors in answers
+  ]
+  merged = [
+    sum(w * x for w, x in zip(shares, tensors, strict=True))
+    for tensors in zip(*answers, strict=True)
+  ]
+  chosen = [i for i, rule in enumerate(rules) if rule == "rda"]
+  if scope == "fragment" and chosen:
+    rows = [
+      np.concatenate([tensors[i].reshape(-1) for i in chosen])
+      for tensors in answers
+    ]
+    ends = np.cumsum([answers[0][i].size for i in chosen])[:-1]
+    for i, piece in zip(
+      chosen, np.split(_rda(rows, shares), ends), strict=True
+    ):
+      merged[i] = piece.reshape(answers[0][i].shape)
+  elif scope != "fragment":
+    for i in chosen:
+      shape = answers[0][i].shape
+      rows = [t[i].reshape(-1) for t in answers]
+      if scope == "row" and shape:
+        rows = [row.reshape(-1, shape[-1]) for row in rows]
+      merged[i] = _rda(rows, shares).reshape(shape)
+  return merged
+
+
+def _rda(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
+  """Of vectors along the last axis: mean norm times direction of the mean."""
+  norms = [np.linalg.norm(v, axis=-1, keepdims=True) for v in vectors]
+  pairs = list(zip(shares, vectors, norms, strict=True))
+  direction = sum(w * _unit(v) for w, v, _ in pairs)
+  return sum(w * norm for w, _, norm in pairs) * _unit(direction)
+
+
+def _unit(v: np.ndarray) -> np.ndarray:
+  norm = np.linalg.norm(v, axis=-1, keepdims=True)
+  return np.divide(v, norm, out=np.zeros_like(v), where=norm > 0)
 
 
 def _host(params: Any) -> Tensors:

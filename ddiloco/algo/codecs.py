@@ -4,14 +4,27 @@ A codec is a triple of pure functions, (init, encode, decode). Error feedback
 is explicit state: the residual holds what earlier payloads left out. Encoding
 runs on the learner's devices, so only packed codes cross to the host.
 
+With B values to a block and S = 2 bytes of a scale (bf16; f32: 4), a value
+takes, on average,
+
+  f32    4 bytes
+  bf16   2
+  int8   1 + S/B       -127 to 127, in units of the scale
+  int4   1/2 + S/B     -7 to 7
+  e3m0   1/2 + S/B     0 and the powers of two from 1 to 64, with a sign
+  int2   1/4 + S/B     -3, -1, 1, 3
+  sign1  1/8 + S/B     -1, 1; the scale is the block's mean magnitude
+  topk   F (S + I)     the fraction F of largest magnitude in a block, of S
+                       bytes; I = 1, 2 or 4 tell the place in the block
+
 Values every codec agrees on:
   * A tensor is cut into blocks of consecutive values of its flattened form.
     Blocks never cross tensors nor depend on sharding: same bits on any mesh.
   * f32 keeps every bit. The others read subnormal inputs as zero: whether
     they survive arithmetic depends on the processor, and the result must not.
   * A finite input decodes to finite values. A block that holds an infinity or
-    a NaN decodes to non-finite values only where it stands (f32, bf16) or in
-    that whole block (int8, int4), and never anywhere else.
+    a NaN decodes to non-finite values only where it stands (f32, bf16, topk)
+    or in that whole block (all others), and never anywhere else.
 """
 
 import functools
@@ -24,22 +37,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array | np.ndarray
-Shapes = tuple[tuple[int, ...], ...]  # Tensor shapes of one fragment.
-Payload = tuple[Array, ...]  # What crosses, in the order of `payload_spec`.
-Residual = tuple[Array, ...]  # f32, as the tensors; () without feedback.
-Specs = tuple[jax.ShapeDtypeStruct, ...]
+from ddiloco.algo import coders
+from ddiloco.algo.coders import Array, Coder, Payload, Specs
 
-_F32_MAX = np.float32(np.finfo(np.float32).max)
-_F32_TINY = np.float32(np.finfo(np.float32).tiny)  # Smallest normal value.
-_BF16_MAX = np.float32(jnp.finfo(jnp.bfloat16).max)
+Shapes = tuple[tuple[int, ...], ...]  # Tensor shapes of one fragment.
+Residual = tuple[Array, ...]  # f32, as the tensors; () without feedback.
+
+_STOCHASTIC = ("bf16", "int8", "int4", "e3m0", "int2")
 
 
 class Codec(NamedTuple):
   """An encoding of the f32 tensors of one fragment.
 
   init(shapes) -> residual: all zero; () if there is no error feedback.
-  encode(residual, tensors) -> (payload, next residual): jittable.
+  encode(residual, tensors, words) -> (payload, next residual): jittable.
+    Stochastic rounding draws from `words` alone, uint32[n] of any length: the
+    same words give the same bits. Nobody else reads them.
   decode(payload, shapes) -> f32 tensors: jittable, `shapes` is static.
   payload_spec(shapes) -> exact shapes and dtypes of the payload, so that a
     receiver bounds sizes before it allocates.
@@ -47,46 +60,73 @@ class Codec(NamedTuple):
 
   name: str
   init: Callable[[Shapes], Residual]
-  encode: Callable[[Residual, Payload], tuple[Payload, Residual]]
+  encode: Callable[..., tuple[Payload, Residual]]
   decode: Callable[[Payload, Shapes], tuple[jax.Array, ...]]
   payload_spec: Callable[[Shapes], Specs]
 
 
-class _Coder(NamedTuple):
-  """A codec of one tensor; its arrays are that tensor's part of a payload."""
-
-  encode: Callable[[jax.Array], Payload]
-  decode: Callable[[Payload, tuple[int, ...]], jax.Array]
-  spec: Callable[[tuple[int, ...]], Specs]
-
-
 def make_codec(
-  name: str, *, block_size: int = 64, error_feedback: bool = False
+  name: str,
+  *,
+  block_size: int = 64,
+  scale: str = "bf16",
+  rounding: str = "nearest",
+  topk_fraction: float = 1 / 32,
+  error_feedback: bool = False,
 ) -> Codec:
   """Builds a codec.
 
-  With s = (largest magnitude of a block) / (7 or 127), int4 and int8 are off
-  by at most s/2 * (1 + 2^-7), or by less than 2^-119 where s is subnormal;
-  bf16 by at most 2^-8 of the value.
+  With a block's largest magnitude m and s = m / 127, 7, 64 or 3 (int8, int4,
+  e3m0, int2), a finite value x is off by at most
+
+    bf16        2^-8 |x|
+    int8, int4  s/2 (1 + 2^-7)
+    e3m0        max(|x|/3, s/2) (1 + 2^-7)
+    int2        s (1 + 2^-7)
+    sign1       the difference of |x| and the scale, which is at most m
+    topk        |x| of what is left out, 2^-8 |x| (bf16) of the others
+
+  or by less than 2^-119 where s is subnormal (sign1: the scale). Stochastic
+  rounding is off by up to twice as much and right on average, but for values
+  beyond the largest level where the scale was rounded down (2^-8; f32: 2^-17).
 
   Args:
-    name: "f32", "bf16", "int8" or "int4".
-    block_size: Consecutive values that share a scale (int8, int4); a power of
-      two, at least 8.
+    name: One of `NAMES`.
+    block_size: Consecutive values that share a scale, or of which top-k keeps
+      the largest; a power of two, at least 8.
+    scale: "bf16" or "f32" (to 17 bits): the dtype of scales and top-k values.
+    rounding: "nearest" or "stochastic"; the latter not with f32, sign1, topk.
+    topk_fraction: of a block's values that top-k keeps, at least one.
     error_feedback: Adds what a payload left out to the next one. Changes
       nothing for f32, which leaves nothing out.
   """
-  if name not in _CODERS:
+  if name not in NAMES:
     raise ValueError(
-      f"unknown codec {name!r}: choose one of {', '.join(_CODERS)}"
+      f"unknown codec {name!r}: choose one of {', '.join(NAMES)}"
     )
   if block_size < 8 or block_size & (block_size - 1):
     raise ValueError(
       f"block_size {block_size} must be a power of two and at least 8, so "
       "that codes fill whole bytes and scales stay a small part of them"
     )
-  coder = _CODERS[name](block_size)
-  return _fragment_codec(name, coder, error_feedback and name != "f32")
+  if scale not in ("bf16", "f32"):
+    raise ValueError(f"unknown scale {scale!r}: choose bf16 or f32")
+  if rounding not in ("nearest", "stochastic"):
+    raise ValueError(
+      f"unknown rounding {rounding!r}: choose nearest or stochastic"
+    )
+  if rounding == "stochastic" and name not in _STOCHASTIC:
+    raise ValueError(
+      f"rounding 'stochastic' with codec {name!r}, which has no two levels to "
+      f"choose from: use one of {', '.join(_STOCHASTIC)}"
+    )
+  if not 0 < topk_fraction <= 1:
+    raise ValueError(
+      f"topk_fraction {topk_fraction} must be above 0 and at most 1"
+    )
+  coder = _CODERS[name](coders.Options(block_size, scale, topk_fraction))
+  feedback = error_feedback and name != "f32"
+  return _fragment_codec(name, coder, feedback, rounding == "stochastic")
 
 
 def payload_bytes(codec: Codec, shapes: Shapes) -> int:
@@ -179,14 +219,16 @@ def polar(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   """
   largest = jnp.max(jnp.abs(x), initial=0.0)
   # The clip keeps the reciprocal a normal number: 1/3e38 would not be one.
-  scale = jnp.clip(1 / largest, _F32_TINY, 1 / _F32_TINY)
+  scale = jnp.clip(1 / largest, coders.F32_TINY, 1 / coders.F32_TINY)
   scaled = x * scale
   norm = jnp.sqrt(jnp.sum(jnp.square(scaled)))
   inverse = jnp.where(norm == 0, 0.0, 1 / norm)
   return scaled * inverse, norm / scale
 
 
-def _fragment_codec(name: str, coder: _Coder, feedback: bool) -> Codec:
+def _fragment_codec(
+  name: str, coder: Coder, feedback: bool, stochastic: bool
+) -> Codec:
   """Applies a coder to every tensor of a fragment, with error feedback."""
 
   def payload_spec(shapes: Shapes) -> Specs:
@@ -195,12 +237,15 @@ def _fragment_codec(name: str, coder: _Coder, feedback: bool) -> Codec:
   def init(shapes: Shapes) -> Residual:
     return tuple(jnp.zeros(s, jnp.float32) for s in shapes) if feedback else ()
 
-  def encode(residual: Residual, tensors: Payload) -> tuple[Payload, Residual]:
+  def encode(
+    residual: Residual, tensors: Payload, words: Array | None = None
+  ) -> tuple[Payload, Residual]:
     tensors = tuple(map(_require_f32, tensors))
     if feedback:
       pairs = zip(residual, tensors, strict=True)
       tensors = tuple(jnp.asarray(r) + x for r, x in pairs)
-    parts = [coder.encode(x) for x in tensors]
+    noise = _keys(words, len(tensors)) if stochastic else [None] * len(tensors)
+    parts = list(map(coder.encode, tensors, noise))
     payload = tuple(itertools.chain.from_iterable(parts))
     if not feedback:
       return payload, ()
@@ -220,6 +265,16 @@ def _fragment_codec(name: str, coder: _Coder, feedback: bool) -> Codec:
   return Codec(name, init, encode, decode, payload_spec)
 
 
+def _keys(words: Array | None, count: int) -> list[jax.Array]:
+  """A key for each tensor of a fragment."""
+  if words is None:
+    raise ValueError("stochastic rounding draws from words: give encode some")
+  key = jax.random.key(0, impl="threefry2x32")
+  for i in range(words.shape[0]):
+    key = jax.random.fold_in(key, words[i])
+  return [jax.random.fold_in(key, i) for i in range(count)]
+
+
 def _left_out(x: jax.Array, decoded: jax.Array) -> jax.Array:
   """The next residual: 0 where x was not finite, or it would stay so."""
   error = x - decoded
@@ -233,124 +288,17 @@ def _require_f32(x: Array) -> jax.Array:
   return x
 
 
-def _f32(_: int) -> _Coder:
-  return _Coder(
-    encode=lambda x: (x,),
-    decode=lambda part, shape: part[0].reshape(shape),
-    spec=lambda shape: (jax.ShapeDtypeStruct(shape, jnp.float32),),
-  )
-
-
-def _bf16(_: int) -> _Coder:
-  def encode(x: jax.Array) -> Payload:
-    # The largest finite values would round to infinity.
-    finite = jnp.clip(x, -_BF16_MAX, _BF16_MAX)
-    return (_round_bf16(jnp.where(jnp.isfinite(x), finite, x)),)
-
-  return _Coder(
-    encode=encode,
-    decode=lambda part, shape: part[0].astype(jnp.float32).reshape(shape),
-    spec=lambda shape: (jax.ShapeDtypeStruct(shape, jnp.bfloat16),),
-  )
-
-
-def _integer(bits: int, block_size: int) -> _Coder:
-  """Symmetric integers of 8 or 4 bits and one bf16 scale a block.
-
-  The part of a tensor is (codes [blocks, bytes of a block], scales [blocks]).
-  Two 4-bit codes share a byte: value i of a block the low half and value
-  i + width/2 the high one, which keeps both halves contiguous for the vector
-  units. The last block is padded with zeros.
-  """
-  largest_code = 2 ** (bits - 1) - 1
-  packed = bits == 4
-
-  def blocks_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    size = math.prod(shape)
-    # Tensors shorter than a block are one narrower block, of even width.
-    width = max(2, min(block_size, size + size % 2))
-    return -(-size // width), width
-
-  def quantise(x: jax.Array, inverse: jax.Array) -> jax.Array:
-    # A subnormal value is 0 here whether or not the processor flushes it.
-    normal = (jnp.abs(x) >= _F32_TINY) & (jnp.abs(x) <= _F32_MAX)
-    codes = jnp.round(jnp.where(normal, x, 0.0) * inverse)
-    return jnp.clip(codes, -largest_code, largest_code).astype(jnp.int8)
-
-  def encode(x: jax.Array) -> Payload:
-    blocks, width = blocks_of(x.shape)
-    x = jnp.pad(x.reshape(-1), (0, blocks * width - x.size))
-    x = x.reshape(blocks, width)
-    largest = _largest_magnitude(x)
-    scale = largest * np.float32(1 / largest_code)
-    usable = (scale >= _F32_TINY) & (largest <= _F32_MAX)
-    # To nearest, not up: with clipped codes the top value is off by no more
-    # than half a step either way, and the steps are finer. The largest scale
-    # of all, f32 max / 7 or / 127, rounds down, so decoding cannot overflow.
-    scale = jax.lax.reduce_precision(scale, 8, 7)
-    inverse = jnp.where(usable, 1 / scale, 0.0)
-    scale = jnp.where(usable, scale, 0.0)
-    scale = jnp.where(largest <= _F32_MAX, scale, jnp.nan)
-    if packed:
-      low = quantise(x[:, : width // 2], inverse)
-      high = quantise(x[:, width // 2 :], inverse)
-      codes = ((low & 15) | (high << 4)).astype(jnp.uint8)
-    else:
-      codes = quantise(x, inverse)
-    return codes, scale[:, 0].astype(jnp.bfloat16)
-
-  def decode(part: Payload, shape: tuple[int, ...]) -> jax.Array:
-    codes, scales = part
-    blocks, width = blocks_of(shape)
-    if packed:
-      codes = codes.astype(jnp.int8)
-      codes = jnp.stack([(codes << 4) >> 4, codes >> 4], axis=1)
-    codes = codes.reshape(blocks, width).astype(jnp.float32)
-    # Exact: at most 7 bits of code times 8 bits of scale.
-    x = codes * scales.astype(jnp.float32)[:, None]
-    return x.reshape(-1)[: math.prod(shape)].reshape(shape)
-
-  def spec(shape: tuple[int, ...]) -> Specs:
-    blocks, width = blocks_of(shape)
-    codes = jax.ShapeDtypeStruct((blocks, width), jnp.int8)
-    if packed:
-      codes = jax.ShapeDtypeStruct((blocks, width // 2), jnp.uint8)
-    return codes, jax.ShapeDtypeStruct((blocks,), jnp.bfloat16)
-
-  return _Coder(encode, decode, spec)
-
-
-_CODERS: dict[str, Callable[[int], _Coder]] = {
-  "f32": _f32,
-  "bf16": _bf16,
-  "int8": lambda block_size: _integer(8, block_size),
-  "int4": lambda block_size: _integer(4, block_size),
+_CODERS: dict[str, Callable[[coders.Options], Coder]] = {
+  "f32": coders.f32,
+  "bf16": coders.bf16,
+  "int8": coders.integer(8),
+  "int4": coders.integer(4),
+  "e3m0": coders.e3m0,
+  "int2": coders.int2,
+  "sign1": coders.sign1,
+  "topk": coders.topk,
 }
-
-
-def _largest_magnitude(x: jax.Array) -> jax.Array:
-  """Of each row [n, width] -> [n, 1]; infinity for a NaN.
-
-  As an infinity, a NaN survives any maximum, also one between devices. Rows
-  are halved first because XLA would write all magnitudes to memory to reduce
-  long rows on a CPU.
-  """
-  x = jnp.abs(x)
-  x = jnp.where(x <= _F32_MAX, x, jnp.inf)
-  while x.shape[1] > 8 and x.shape[1] % 2 == 0:
-    half = x.shape[1] // 2
-    x = jnp.maximum(x[:, :half], x[:, half:])
-  return jnp.max(x, axis=1, keepdims=True)
-
-
-def _round_bf16(x: jax.Array) -> jax.Array:
-  """Rounds to nearest even; subnormals become 0.
-
-  `reduce_precision` first: XLA may skip the rounding of a conversion to bf16
-  that is converted back, and error feedback would then miss it.
-  """
-  x = jnp.where(jnp.abs(x) < _F32_TINY, 0.0, x)
-  return jax.lax.reduce_precision(x, 8, 7).astype(jnp.bfloat16)
+NAMES = tuple(_CODERS)
 
 
 def _little_endian(a: np.ndarray) -> np.ndarray:

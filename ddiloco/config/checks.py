@@ -1,7 +1,12 @@
 """The bounds of a config, and the combinations that cannot work."""
 
-from typing import Any
+import difflib
+import math
+import re
 
+from ddiloco.config import algorithms, codecs
+from ddiloco.config.models import check_model
+from ddiloco.config.optimizers import check_optimizers
 from ddiloco.config.schema import (
   Config,
   ConfigError,
@@ -9,24 +14,25 @@ from ddiloco.config.schema import (
   island_mesh,
   learner_value,
 )
+from ddiloco.config.schema import require as _require
 from ddiloco.types import Anchor, Apply, Wait
-
-
-def _require(ok: bool, key: str, value: Any, bound: str, remedy: str) -> None:
-  if not ok:
-    raise ConfigError(f"{key} = {value!r}, but {bound}. {remedy}")
-
 
 # Dotted key -> smallest allowed value.
 _MINIMA = {
   "seed": 0,
+  "codec.down_full_every": 1,
   "learners.count": 1,
+  "learners.global_batch": 0,
   "learners.threads": 1,
   "sync.num_fragments": 1,
   "sync.interval_steps": 1,
   "sync.overlap_steps": 0,
-  "sync.quorum_min": 1,
+  "sync.quorum_min": 0,
   "sync.outlier_factor": 0.0,
+  "outer.momentum_delay": 1,
+  "outer.restart_every": 0,
+  "outer.warmup": 0,
+  "outer.decay": 0,
   "inner.learning_rate": 0.0,
   "inner.weight_decay": 0.0,
   "inner.clip_norm": 0.0,
@@ -41,6 +47,13 @@ _MINIMA = {
   "model.logit_soft_cap": 0.0,
   "model.local_window": 0,
   "model.local_per_global": 1,
+  "model.experts": 0,
+  "model.experts_per_token": 1,
+  "model.shared_hidden": 0,
+  "model.balance_loss": 0.0,
+  "model.router_z_loss": 0.0,
+  "model.image_size": 0,
+  "model.patch_size": 1,
   "data.vocab_size": 257,
   "data.sequence_length": 2,
   "data.shards": 1,
@@ -58,6 +71,9 @@ _MINIMA = {
   "sim.start_s": 0.0,
   "sim.delay_s": 0.0,
   "sim.drift_ppm": 0,
+  "elastic.slices": 1,
+  "elastic.down_s": 0.0,
+  "elastic.up_s": 0.0,
   "live.dead_after_s": 0.1,
   "live.heartbeat_s": 0.05,
   "live.poll_min_s": 0.0005,
@@ -70,16 +86,30 @@ _MINIMA = {
 }
 
 _CHOICES = {
+  "inner.name": ("adamw", "muon", "sgd", "lion"),
+  "inner.on_overwrite": ("keep", "zero", "scale"),
   "inner.schedule": ("constant", "cosine"),
   "inner.clock": ("tokens", "round"),
   "model.compute_dtype": ("float32", "bfloat16"),
-  "data.source": ("sotu", "text", "array_record"),
+  "data.source": ("sotu", "text", "array_record", "easy_vqa"),
   "data.tokenizer": ("byte", "bpe"),
-  "codec.up": ("f32", "bf16", "int8", "int4"),
+  "data.partition": ("iid", "domain", "language", "time", "dirichlet"),
+  "codec.up": codecs.NAMES,
+  "codec.down": (codecs.NONE, *codecs.NAMES),
+  "codec.scale": ("bf16", "f32"),
+  "codec.rounding": ("nearest", "stochastic"),
   "merge.rule": ("average", "rda"),
   "merge.embedding_rule": ("average", "rda"),
-  "outer.name": ("sgd",),
-  "sync.fragmentation": ("balanced_tensor",),
+  "merge.rda_scope": ("tensor", "row", "fragment"),
+  "outer.schedule": ("constant", "cosine", "linear"),
+  "outer.clock": ("merges", "round"),
+  "sync.fragmentation": (
+    "balanced_tensor",
+    "tensor",
+    "layer_strided",
+    "layer_sequential",
+    "balanced_sub_tensor",
+  ),
 }
 
 
@@ -95,13 +125,23 @@ def validate(config: Config) -> None:
       "Raise it.",
     )
   for key, choices in _CHOICES.items():
-    known = f"the choices are {', '.join(choices)}"
-    _require(flat[key] in choices, key, flat[key], known, "Choose one.")
+    near = difflib.get_close_matches(flat[key], choices, n=1)
+    _require(
+      flat[key] in choices,
+      key,
+      flat[key],
+      f"the choices are {', '.join(choices)}",
+      f"Did you mean {near[0]}?" if near else "Choose one.",
+    )
+  algorithms.check(config)
   _validate_sync(config)
+  _validate_patterns(config)
   _validate_merging(config)
-  _validate_inner(config)
+  check_optimizers(config)
   _validate_islands(config)
   _validate_model(config)
+  check_model(config)
+  _validate_shards(config)
 
 
 def _validate_sync(config: Config) -> None:
@@ -135,6 +175,13 @@ def _validate_sync(config: Config) -> None:
     "it must lie between 0 and 1",
     "The paper's gamma leaves part of the slack unused.",
   )
+  _require(
+    0 <= sync.blend < 1,
+    "sync.blend",
+    sync.blend,
+    "it must be at least 0 and below 1",
+    "It is the share that a learner keeps; 0 takes the commit as it is.",
+  )
   if sync.apply is Apply.OWN:
     _require(
       sync.num_fragments == 1 and sync.anchor is Anchor.ANY,
@@ -154,6 +201,24 @@ def _validate_sync(config: Config) -> None:
   )
 
 
+def _validate_patterns(config: Config) -> None:
+  for key, groups in (("layer_pattern", 1), ("frozen", 0)):
+    value = getattr(config.sync, key)
+    try:
+      found = re.compile(value).groups
+    except re.error as error:
+      raise ConfigError(
+        f"sync.{key} = {value!r}, but it is not a regular expression: {error}."
+      ) from error
+    _require(
+      found == groups or not groups,
+      f"sync.{key}",
+      value,
+      f"it has {found} groups instead of {groups}",
+      "The group is the layer's number; write others as (?:...).",
+    )
+
+
 def _validate_merging(config: Config) -> None:
   _require(
     config.stop.rounds > 0 or config.stop.tokens > 0,
@@ -162,48 +227,15 @@ def _validate_merging(config: Config) -> None:
     "stop.tokens is 0 too, so the run would never end",
     "Set one of them.",
   )
+  codecs.check_codecs(config)
+  merge = config.merge
   _require(
-    config.codec.block_size >= 8
-    and config.codec.block_size & (config.codec.block_size - 1) == 0,
-    "codec.block_size",
-    config.codec.block_size,
-    "it must be a power of two, at least 8",
-    "64 is usual.",
+    merge.rda_scope == "tensor" or "rda" in (merge.rule, merge.embedding_rule),
+    "merge.rda_scope",
+    merge.rda_scope,
+    "merge.rule and merge.embedding_rule are both 'average'",
+    "Choose rda for one of them, or leave it out.",
   )
-  _require(
-    config.outer.learning_rate > 0,
-    "outer.learning_rate",
-    config.outer.learning_rate,
-    "it must be positive",
-    "0.7 suits short runs.",
-  )
-  _require(
-    0 <= config.outer.momentum < 1,
-    "outer.momentum",
-    config.outer.momentum,
-    "it must be at least 0 and below 1",
-    "0 to 0.3 suits short runs, 0.9 long ones.",
-  )
-
-
-def _validate_inner(config: Config) -> None:
-  inner = config.inner
-  _require(
-    inner.schedule == "constant" or inner.decay > inner.warmup,
-    "inner.decay",
-    inner.decay,
-    f"inner.warmup = {inner.warmup} is not shorter",
-    "Both count the clock from 0; decay is where the floor is reached.",
-  )
-  for key in ("final_fraction", "b1", "b2"):
-    value = getattr(inner, key)
-    _require(
-      0 <= value <= 1 and (key == "final_fraction" or value < 1),
-      f"inner.{key}",
-      value,
-      "it must lie between 0 and 1",
-      "See optax.adamw for the usual values.",
-    )
 
 
 def _validate_islands(config: Config) -> None:
@@ -218,12 +250,12 @@ def _validate_islands(config: Config) -> None:
       "Learner i takes entry i modulo the length.",
     )
   _require(
-    len(learners.mesh) == 3
+    len(learners.mesh) in (3, 4)
     and learners.mesh.count(-1) <= 1
     and all(size == -1 or size >= 1 for size in learners.mesh),
     "learners.mesh",
     learners.mesh,
-    "it must name three axis sizes (data, fsdp, tensor)",
+    "it must name three or four axis sizes (data, fsdp, tensor[, expert])",
     "One of them may be -1.",
   )
   _require(
@@ -234,14 +266,15 @@ def _validate_islands(config: Config) -> None:
     "Every learner reads a shard of its own: raise data.shards.",
   )
   for learner in range(learners.count):
-    data, fsdp, _ = island_mesh(config, learner)
+    data, fsdp, _, *expert = island_mesh(config, learner)
     batch = learner_value(learners.batch_size, learner)
+    ways = math.prod((data, fsdp, *expert))
     _require(
-      batch % (data * fsdp) == 0,
+      batch % ways == 0,
       "learners.batch_size",
       batch,
-      f"learner {learner}'s mesh splits a batch {data * fsdp} ways",
-      f"Use a multiple of {data * fsdp}, or another mesh.",
+      f"learner {learner}'s mesh splits a batch {ways} ways",
+      f"Use a multiple of {ways}, or another mesh.",
     )
   live = config.live
   _require(
@@ -284,9 +317,49 @@ def _validate_model(config: Config) -> None:
     "Use at least 258; 1024 is usual for small models.",
   )
   _require(
-    data.source == "sotu" or bool(data.path),
+    data.source in ("sotu", "easy_vqa") or bool(data.path),
     "data.path",
     data.path,
     f"data.source = {data.source!r} reads files",
     "Name the directory.",
+  )
+
+
+def _validate_shards(config: Config) -> None:
+  data, default = config.data, type(config.data)()
+  _require(
+    data.dirichlet_alpha > 0,
+    "data.dirichlet_alpha",
+    data.dirichlet_alpha,
+    "it must be positive",
+    "100 makes shards much alike, 0.1 very unlike.",
+  )
+  _require(
+    data.partition == "dirichlet"
+    or data.dirichlet_alpha == default.dirichlet_alpha,
+    "data.dirichlet_alpha",
+    data.dirichlet_alpha,
+    f"data.partition = {data.partition!r} does not use it",
+    "Set data.partition='dirichlet', or leave it out.",
+  )
+  _require(
+    data.partition == "iid" or data.source in ("sotu", "text"),
+    "data.partition",
+    data.partition,
+    f"data.source = {data.source!r} has no labels",
+    "Use directories of text, a label each, with data.source='text'.",
+  )
+  _require(
+    data.partition != "language" or data.source != "sotu",
+    "data.partition",
+    "language",
+    "data.source = 'sotu' is all English",
+    "Use 'time' or 'domain' (by president), or text in directories.",
+  )
+  _require(
+    bool(config.init.path) or not config.init.sha256,
+    "init.sha256",
+    config.init.sha256,
+    "init.path is empty",
+    "Name the checkpoint, or leave both out.",
   )

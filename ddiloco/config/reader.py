@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.config.checks import validate
+from ddiloco.config.presets import with_preset
 from ddiloco.config.schema import Config, ConfigError, flatten
 
 # What may differ when a run is resumed; every change is recorded.
 RESUMABLE = (
   "eval",
   "faults",
+  "init.path",  # but not what it holds: init.sha256
   "learners",
   "live",
   "stop",
@@ -27,7 +29,7 @@ RESUMABLE = (
 
 def from_dict(values: Mapping[str, Any]) -> Config:
   """Builds and validates a config; raises `ConfigError`."""
-  config = _build(Config, values, "")
+  config = _build(Config, with_preset(values), "")
   validate(config)
   return config
 

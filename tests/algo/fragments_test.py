@@ -44,6 +44,9 @@ def test_fragments_cover_all_tensors_exactly(problem):
   layout = fragments.make_layout(_params(sizes), num_fragments)
   parts = [layout.fragment(p) for p in range(num_fragments)]
   assert all(part and list(part) == sorted(part) for part in parts)
+  assert all(
+    x.axis is None for p in range(num_fragments) for x in layout.pieces(p)
+  )
   assert sorted(itertools.chain(*parts)) == list(range(len(sizes)))
   nbytes = [layout.fragment_bytes(p) for p in range(num_fragments)]
   assert sum(nbytes) == 4 * sum(sizes)
@@ -81,7 +84,7 @@ def test_specs_follow_the_order_of_flatten():
   ]
   leaves = jax.tree_util.tree_leaves(_PARAMS)
   assert [s.shape for s in specs] == [x.shape for x in leaves]
-  assert [s.nbytes for s in specs] == [64, 64, 256, 4]
+  assert [s.size for s in specs] == [16, 16, 64, 1]
   arrays = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), _PARAMS)
   assert fragments.tensor_specs(arrays) == specs
 
@@ -124,6 +127,12 @@ def test_digest_is_that_of_the_canonical_json():
   assert digest == hashlib.sha256(text.encode()).hexdigest()
 
 
+def _cut(d, **changes):
+  """With the first tensor, of four entries, cut."""
+  cuts = {"axis": 0, "stops": [2, 4], "fragments": [0, 1]} | changes
+  return d | {"assignment": [cuts, *d["assignment"][1:]]}
+
+
 _GARBAGE = {
   "not a dict": lambda d: [],
   "missing key": lambda d: d.pop("strategy") and d,
@@ -139,6 +148,7 @@ _GARBAGE = {
   "no elements": lambda d: d["tensors"][0].update(shape=[4, 0]) or d,
   "dtype": lambda d: d["tensors"][0].update(dtype="int32") or d,
   "same path": lambda d: d["tensors"][0].update(path="t001") or d,
+  "assignment no list": lambda d: d | {"assignment": "001"},
   "too short": lambda d: d["assignment"].pop() + 1 and d,
   "too long": lambda d: d["assignment"].append(0) or d,
   "out of range": lambda d: d | {"assignment": [0, 1, 2]},
@@ -147,13 +157,26 @@ _GARBAGE = {
   "no string": lambda d: d | {"strategy": None},
   "no integer": lambda d: d | {"num_fragments": "2"},
   "no fragments": lambda d: d | {"num_fragments": 0},
+  "all frozen": lambda d: d | {"assignment": [None] * 3},
+  "cut: another axis": lambda d: _cut(d, axis=1),
+  "cut: negative axis": lambda d: _cut(d, axis=-1),
+  "cut: nothing": lambda d: _cut(d, stops=[], fragments=[]),
+  "cut: empty piece": lambda d: _cut(d, stops=[2, 2, 4], fragments=[0, 1, 0]),
+  "cut: backwards": lambda d: _cut(d, stops=[3, 2, 4], fragments=[0, 1, 0]),
+  "cut: not the end": lambda d: _cut(d, stops=[2, 3]),
+  "cut: beyond the end": lambda d: _cut(d, stops=[2, 5]),
+  "cut: fragments": lambda d: _cut(d, fragments=[0]),
+  "cut: no list": lambda d: _cut(d, stops=4),
+  "cut: a key": lambda d: _cut(d, step=1),
 }
 
 
 @pytest.mark.parametrize("change", _GARBAGE.values(), ids=_GARBAGE.keys())
 def test_garbage_json_is_refused(change):
   good = fragments.make_layout(_params([4, 3, 2]), 2).to_json()
-  assert fragments.Layout.from_json(copy.deepcopy(good)).num_fragments == 2
+  for legal in (good, _cut(good)):
+    legal = fragments.Layout.from_json(copy.deepcopy(legal))
+    assert legal.num_fragments == 2
   with pytest.raises(ValueError):
     fragments.Layout.from_json(change(copy.deepcopy(good)))
 
@@ -169,7 +192,7 @@ def test_garbage_json_is_refused(change):
 )
 def test_other_leaves_are_refused_by_name(leaf, words):
   with pytest.raises(ValueError, match=words):
-    fragments.tensor_specs({"a": {"w": leaf}})
+    fragments.make_layout({"a": {"w": leaf}}, 1)
 
 
 def test_paths_that_coincide_are_refused():
@@ -180,7 +203,7 @@ def test_paths_that_coincide_are_refused():
 
 @pytest.mark.parametrize("num_fragments", [0, -1, 5])
 def test_impossible_numbers_of_fragments_are_refused(num_fragments):
-  words = f"{num_fragments} fragments of 4 tensors.*use 1 to 4"
+  words = f"{num_fragments} fragments of 4 tensors.*use 1 to 4.*sub_tensor"
   with pytest.raises(ValueError, match=words):
     fragments.make_layout(_PARAMS, num_fragments)
 
