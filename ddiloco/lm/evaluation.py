@@ -1,13 +1,16 @@
 """Held-out loss per byte, comparable between tokenizers."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from ddiloco.config import ConfigError, EvalConfig
-from ddiloco.lm.data import gather, num_windows
+from ddiloco.lm.data import Batch, gather
+from ddiloco.lm.moe import load_entropy
+from ddiloco.lm.partition import num_windows
 from ddiloco.lm.train_step import Trainer
 
 
@@ -38,14 +41,35 @@ def evaluate(
       "lower data.sequence_length."
     )
   windows = spread(available, config.sequences)
-  params = jax.device_put(params, trainer.params_sharding)
-  sums, num_bytes = [], 0
+  num_bytes, batches = 0, []
   for first in range(0, len(windows), config.batch_size):
     some = windows[first : first + config.batch_size]
     batch = gather(stream, some, sequence_length, config.batch_size)
     num_bytes += int(token_bytes[batch.tokens[: len(some), 1:]].sum())
-    placed = jax.device_put(batch, trainer.batch_sharding)
-    sums.append(trainer.nats(params, placed))
-  nats = math.fsum(float(x) for x in jax.device_get(sums))
-  loss = nats / max(num_bytes, 1)
-  return {"loss": loss, "bits_per_byte": loss / math.log(2.0)}
+    batches.append(batch)
+  return per_byte(measure(trainer, params, batches), num_bytes)
+
+
+def measure(
+  trainer: Trainer, params: Any, batches: Iterable[Batch]
+) -> dict[str, np.ndarray]:
+  """What the trainer measures, summed over the batches in f64."""
+  params = jax.device_put(params, trainer.params_sharding)
+  sums = [
+    trainer.measure(params, jax.device_put(batch, trainer.batch_sharding))
+    for batch in batches
+  ]
+  host = jax.device_get(sums)
+  return {
+    name: np.sum([np.float64(one[name]) for one in host], 0) for name in host[0]
+  }
+
+
+def per_byte(sums: dict[str, np.ndarray], num_bytes: int) -> dict[str, float]:
+  """The "loss" and "bits_per_byte" of `measure`; experts' "load_entropy"."""
+  loss = float(sums["nats"]) / max(num_bytes, 1)
+  result = {"loss": loss, "bits_per_byte": loss / math.log(2.0)}
+  if "load" in sums:
+    load = sums["load"] / sums["load"].sum(-1, keepdims=True)
+    result["load_entropy"] = float(np.mean(load_entropy(load)))
+  return result

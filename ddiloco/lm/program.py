@@ -1,6 +1,7 @@
 """The language model as a `Program`: what the engine runs."""
 
 import functools
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +10,23 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from ddiloco.algo.fragments import Piece
 from ddiloco.config import (
   Config,
   ConfigError,
   island_mesh,
   learner_value,
 )
-from ddiloco.lm import evaluation
-from ddiloco.lm.corpus import Corpus, load_corpus
-from ddiloco.lm.data import Batch, ShardReader
-from ddiloco.lm.tokenizer import vocab_size
+from ddiloco.lm import export, partition
+from ddiloco.lm.data import Batch, SampleReader
+from ddiloco.lm.optimizer import overwrite_scale, scale_moments
+from ddiloco.lm.text import TextData
+from ddiloco.lm.tokenizer import Tokenizer, vocab_size
 from ddiloco.lm.train_step import State, make_trainer
+from ddiloco.lm.vision import CHANNELS
+from ddiloco.lm.vqa import VqaData
+
+_logger = logging.getLogger("ddiloco")
 
 
 def build(
@@ -47,8 +54,8 @@ def build(
     )
   mesh = jax.make_mesh(
     shape,
-    ("data", "fsdp", "tensor"),
-    axis_types=(AxisType.Auto,) * 3,
+    ("data", "fsdp", "tensor", "expert")[: len(shape)],
+    axis_types=(AxisType.Auto,) * len(shape),
     devices=devices[:needed],
   )
   return LanguageModel(config, learner, mesh, cache_dir)
@@ -61,10 +68,19 @@ class LanguageModel:
     self, config: Config, learner: int | None, mesh: Mesh, cache_dir: str | None
   ):
     self.mesh = mesh
-    self._config, self._learner, self._cache_dir = config, learner, cache_dir
+    self._config, self._learner = config, learner
+    self._data = (
+      VqaData(config)
+      if config.data.source == "easy_vqa"
+      else TextData(config, cache_dir)
+    )
     self._vocab_size = vocab_size(config.data)
     self._trainer = make_trainer(
-      config.model, config.inner, self._vocab_size, mesh
+      config.model,
+      config.inner,
+      self._vocab_size,
+      mesh,
+      config.sync.frozen,
     )
     # Samples per inner step; whoever only merges or evaluates trains on none.
     self.samples_per_step: int = (
@@ -75,7 +91,16 @@ class LanguageModel:
 
   def init(self) -> State:
     """The initial state: the same bits in every process and on every mesh."""
-    return self._trainer.init(self._config.seed)
+    state = self._trainer.init(self._config.seed)
+    config = self._config
+    if not config.init.path:
+      return state
+    like = self.abstract_params()
+    return self.with_params(state, export.load(config.init, config.model, like))
+
+  def abstract_params(self) -> dict[str, Any]:
+    """What `params` returns, as `jax.ShapeDtypeStruct`s with shardings."""
+    return self._trainer.abstract.params
 
   def params(self, state: State) -> dict[str, Any]:
     """Nested dicts of f32 arrays."""
@@ -84,8 +109,17 @@ class LanguageModel:
   def with_params(self, state: State, params: dict[str, Any]) -> State:
     """The state with these parameters, placed on the mesh."""
     # A few tensors of many are new: placing them all again takes 4 ms.
-    placed = jax.tree.map(_place, params, self._trainer.params_sharding)
+    placed = jax.tree.map(_place, params, self.abstract_params())
     return state._replace(params=placed)
+
+  def overwritten(self, state: State, pieces: Sequence[Piece]) -> State:
+    """The state with the moments of overwritten parameters as configured."""
+    scale = overwrite_scale(self._config.inner)
+    if scale == 1.0:
+      return state
+    owners = self._trainer.owners
+    inner = scale_moments(state.inner, owners, pieces, scale)
+    return state._replace(inner=inner)
 
   def batch(self, first_sample: int, count: int) -> Batch:
     """Samples of this learner's shard; short batches are masked."""
@@ -93,7 +127,7 @@ class LanguageModel:
 
   def tokens(self, batch: Batch) -> int:
     """Targets in the unmasked rows."""
-    return int(batch.mask.sum()) * (batch.tokens.shape[1] - 1)
+    return batch.num_targets
 
   def step(
     self, state: State, batch: Batch, clock: int
@@ -105,58 +139,77 @@ class LanguageModel:
     now = jax.device_put(np.float32(clock), self._trainer.replicated)
     return self._trainer.step(state, placed, now)
 
-  def evaluate(self, params: dict[str, Any]) -> dict[str, float]:
-    """Held-out "loss" in nats per byte, and "bits_per_byte"."""
-    corpus = self._corpus
-    return evaluation.evaluate(
-      self._trainer,
-      params,
-      corpus.heldout,
-      corpus.tokenizer.token_bytes,
-      self._config.data.sequence_length,
-      self._config.eval,
-    )
+  def lower(self) -> jax.stages.Lowered:
+    """The train step before compilation, of a model that need not exist.
 
-  def check(self) -> None:
-    """Opens the text for all learners at once; raises `ConfigError`.
-
-    For whoever starts a run: nothing exists yet that a mistake could spoil,
-    and what is made from the text is in the cache when learners come.
+    `lower().compile().memory_analysis()` says whether it will fit.
     """
-    learners, data = self._config.learners, self._config.data
-    for batch_size in sorted(set(learners.batch_size)):
-      ShardReader(
-        self._corpus.train,
-        seed=self._config.seed,
-        shard=0,
-        shards=data.shards,
-        sequence_length=data.sequence_length,
-        batch_size=batch_size,
+    rows, length = self.samples_per_step, self._config.data.sequence_length
+    batch = Batch(
+      tokens=jax.ShapeDtypeStruct((rows, length + 1), np.int32),
+      mask=jax.ShapeDtypeStruct((rows,), np.float32),
+    )
+    if size := self._config.model.image_size:
+      batch = batch._replace(
+        images=jax.ShapeDtypeStruct((rows, size, size, CHANNELS), np.uint8),
+        targets=jax.ShapeDtypeStruct((rows, length), np.float32),
       )
+    clock = jax.ShapeDtypeStruct((), np.float32)
+    return self._trainer.step.lower(self._trainer.abstract, batch, clock)
+
+  def evaluate(self, params: dict[str, Any]) -> dict[str, float]:
+    """Held-out "loss" in nats per byte, "bits_per_byte" and what else there is.
+
+    Of experts, their "load_entropy"; of questions, the "vqa_accuracy".
+    """
+    return self._data.evaluate(self._trainer, params)
+
+  def logits(self, params: dict[str, Any], tokens_BxL: jax.Array) -> jax.Array:
+    """Next-token logits [B, L, V]; ids from the vocabulary's size on pad V."""
+    return self._trainer.logits(params, tokens_BxL)
 
   @property
-  def _corpus(self) -> Corpus:
-    return load_corpus(self._config.data, self._cache_dir)
+  def tokenizer(self) -> Tokenizer:
+    """What turns text into token ids."""
+    return self._data.tokenizer
+
+  @property
+  def sequence_length(self) -> int:
+    """The tokens that the model sees at once."""
+    return self._config.data.sequence_length
+
+  @property
+  def eval_batch_size(self) -> int:
+    """Sequences evaluated at once."""
+    return self._config.eval.batch_size
+
+  def check(self) -> None:
+    """Opens the data for all learners at once; raises `ConfigError`.
+
+    For whoever starts a run: nothing exists yet that a mistake could spoil,
+    and what is made from it is in the cache when learners come.
+    """
+    self._data.reader(0, max(self._config.learners.batch_size))
+    if self._config.init.path:
+      export.check_tokenizer(self._config, self.tokenizer)
+    if self._config.data.partition != "iid":
+      _logger.info("data shards:\n%s", partition.describe(self.label_mix()))
+
+  def label_mix(self) -> partition.Mix | None:
+    """How the text's labels are spread over the data shards, if it has any."""
+    return self._data.label_mix()
 
   @functools.cached_property
-  def _reader(self) -> ShardReader:
+  def _reader(self) -> SampleReader:
     if self._learner is None:
       raise ValueError(
         "batch() of a program without a learner: only learners have a data "
         "shard. Build it with the learner's number."
       )
-    data = self._config.data
-    return ShardReader(
-      self._corpus.train,
-      seed=self._config.seed,
-      shard=self._learner,
-      shards=data.shards,
-      sequence_length=data.sequence_length,
-      batch_size=self.samples_per_step,
-    )
+    return self._data.reader(self._learner, self.samples_per_step)
 
 
-def _place(tensor: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  if getattr(tensor, "sharding", None) == sharding:
+def _place(tensor: Any, abstract: jax.ShapeDtypeStruct) -> jax.Array:
+  if getattr(tensor, "sharding", None) == abstract.sharding:
     return tensor
-  return jax.device_put(tensor, sharding)
+  return jax.device_put(tensor, abstract.sharding)

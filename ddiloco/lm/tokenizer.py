@@ -24,6 +24,7 @@ def token_dtype(size: int) -> np.dtype:
 class ByteTokenizer:
   """Token i is the byte i; token 256 separates documents."""
 
+  definition = ""  # nothing was trained
   separator = _BYTE_SEPARATOR
   token_bytes = np.array([1] * 256 + [0], np.int64)
 
@@ -52,6 +53,7 @@ class BpeTokenizer:
     # Imported here: runs on bytes need not have it loaded.
     import tokenizers
 
+    self.definition = definition
     self._tokenizer = tokenizers.Tokenizer.from_str(definition)
     # The separator is no entry of the vocabulary, so no text can spell it.
     self.separator = self._tokenizer.get_vocab_size()

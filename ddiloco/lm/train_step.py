@@ -1,9 +1,4 @@
-"""One inner step: AdamW on the masked mean loss, jitted once for a mesh.
-
-The inner optimizer of a learner (paper, Sec. 3 and Appendix A). Its learning
-rate is a function of a clock that the caller passes in, not of the optimizer's
-own count: learners that start late or step slowly then share one schedule.
-"""
+"""One inner step: the optimizer on the masked mean loss, jitted for a mesh."""
 
 import functools
 import zlib
@@ -11,14 +6,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.config import InnerConfig, ModelConfig
 from ddiloco.lm.data import Batch
-from ddiloco.lm.model import BATCH_AXES, AxisRules, Decoder, initial_value
+from ddiloco.lm.frozen import Frozen
+from ddiloco.lm.layers import (
+  AxisRules,
+  batch_axes,
+  initial_value,
+  is_variable,
+)
+from ddiloco.lm.loss import measure, objective
+from ddiloco.lm.model import Decoder
+from ddiloco.lm.optimizer import learning_rate, make_optimizer, owners
 
 
 class State(NamedTuple):
@@ -35,42 +39,13 @@ class Trainer(NamedTuple):
   step: Callable[
     [State, Batch, jax.Array], tuple[State, dict[str, jax.Array]]
   ]  # donates the state
-  nats: Callable[[Any, Batch], jax.Array]  # summed over the unmasked rows
+  measure: Callable[[Any, Batch], dict[str, jax.Array]]  # see `loss`
+  logits: Callable[[Any, jax.Array], jax.Array]  # of tokens, int32 [B, L]
+  abstract: State  # shapes and shardings of a state, no arrays
+  owners: Any  # of each array of State.inner, its parameter's index or -1
   params_sharding: Any
   batch_sharding: Batch
   replicated: NamedSharding
-
-
-def learning_rate(config: InnerConfig, clock: jax.Array) -> jax.Array:
-  """The inner learning rate at `clock`, an f32 scalar.
-
-  It rises linearly from final_fraction of the peak to the peak at `warmup`, and
-  under 'cosine' falls back to it until `decay`. It starts above 0 because a
-  clock stands still until the first commit, and steps at rate 0 would fill the
-  first answers with zeros.
-  """
-  low = config.final_fraction
-  rise = low + (1.0 - low) * clock / max(config.warmup, 1)
-  top = jnp.ones_like(clock)
-  if config.schedule == "cosine":
-    span = max(config.decay - config.warmup, 1)
-    done = jnp.clip((clock - config.warmup) / span, 0.0, 1.0)
-    top = low + (1.0 - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
-  return config.learning_rate * jnp.where(clock < config.warmup, rise, top)
-
-
-def make_optimizer(config: InnerConfig) -> optax.GradientTransformation:
-  """Clipped AdamW without its learning rate; decay on matrices only."""
-
-  def matrices(params):
-    return jax.tree.map(lambda x: x.ndim >= 2, params)
-
-  clip = optax.clip_by_global_norm(config.clip_norm)
-  return optax.chain(
-    clip if config.clip_norm else optax.identity(),
-    optax.scale_by_adam(config.b1, config.b2, config.eps),
-    optax.add_decayed_weights(config.weight_decay, mask=matrices),
-  )
 
 
 def abstract_decoder(
@@ -86,97 +61,118 @@ def abstract_decoder(
   return graph, nnx.to_pure_dict(state, extract_fn=lambda variable: variable)
 
 
-def _is_variable(leaf: Any) -> bool:
-  return isinstance(leaf, nnx.Variable)
+def _abstract_params(variables: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+  """Shapes and shardings."""
+
+  def abstract(variable):
+    logical = variable.get_metadata()["logical"]
+    where = AxisRules().sharding(mesh, logical, variable.shape)
+    return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=where)
+
+  return jax.tree.map(abstract, variables, is_leaf=is_variable)
 
 
-def _state_sharding(
-  variables: dict[str, Any],
-  optimizer: optax.GradientTransformation,
-  mesh: Mesh,
-) -> State:
-  """Optimizer state lies where its parameters lie; counts are replicated."""
-  params_sharding = jax.tree.map(
-    lambda v: AxisRules().sharding(mesh, v.get_metadata()["logical"], v.shape),
+def _axes(variables: dict[str, Any]) -> dict[str, str]:
+  return jax.tree.map(
+    lambda variable: " ".join(variable.get_metadata()["logical"]),
     variables,
-    is_leaf=_is_variable,
+    is_leaf=is_variable,
   )
-  shapes = jax.tree.map(
-    lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype),
-    variables,
-    is_leaf=_is_variable,
+
+
+def _abstract_state(
+  params: dict[str, Any], moments: Any, mesh: Mesh
+) -> tuple[State, Any]:
+  """With shardings; and of each moment, its parameter.
+
+  Moments lie where their parameters lie; counts are replicated.
+  """
+  shardings = [leaf.sharding for leaf in jax.tree.leaves(params)]
+  shardings.append(NamedSharding(mesh, PartitionSpec()))  # of owner -1
+  owner_of = owners(moments, params)
+  inner = jax.tree.map(
+    lambda x, i: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[i]),
+    moments,
+    owner_of,
   )
-  inner_sharding = optax.tree_utils.tree_map_params(
-    optimizer,
-    lambda _, sharding: sharding,
-    jax.eval_shape(optimizer.init, shapes),
-    params_sharding,
-    transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+  return State(params, inner), owner_of
+
+
+def _draw(name: str, variable: nnx.Variable, seed: int) -> np.ndarray:
+  """A tensor's initial value, from the run's seed and its own path."""
+  metadata, shape = variable.get_metadata(), variable.shape
+
+  def draw(name, shape):
+    drawn_from = (seed, zlib.crc32(name.encode()))
+    return initial_value(shape, metadata["deviation"], drawn_from)
+
+  if metadata["logical"][0] != "layer":
+    return draw(name, shape)
+  # Stacked or one by one, layers start with the same values.
+  blocks, _, rest = name.split("/", 2)
+  return np.stack(
+    [draw(f"{blocks}/{layer}/{rest}", shape[1:]) for layer in range(shape[0])]
   )
-  return State(params_sharding, inner_sharding)
 
 
 def _initial_params(
-  variables: dict[str, Any], shardings: Any, seed: int
+  variables: dict[str, Any], abstract: Any, seed: int
 ) -> dict[str, Any]:
-  """Draws every tensor from the run's seed and its own path."""
-
-  def draw(path, variable, sharding):
+  def place(path, variable, struct):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    value = initial_value(
-      variable.shape,
-      variable.get_metadata()["deviation"],
-      (seed, zlib.crc32(name.encode())),
-    )
+    value = _draw(name, variable, seed)
     return jax.make_array_from_callback(
-      value.shape, sharding, lambda index: value[index]
+      value.shape, struct.sharding, lambda index: value[index]
     )
 
   return jax.tree_util.tree_map_with_path(
-    draw, variables, shardings, is_leaf=_is_variable
+    place, variables, abstract, is_leaf=is_variable
   )
 
 
 # Learners of one process (a simulation) that are built alike share programs.
 @functools.lru_cache(maxsize=8)
 def make_trainer(
-  model: ModelConfig, inner: InnerConfig, vocab_size: int, mesh: Mesh
+  model: ModelConfig,
+  inner: InnerConfig,
+  vocab_size: int,
+  mesh: Mesh,
+  frozen: str = "",
 ) -> Trainer:
   """Builds the functions; `ConfigError` if the mesh does not fit the model."""
   graph, variables = abstract_decoder(model, vocab_size, mesh)
-  optimizer = make_optimizer(inner)
-  state_sharding = _state_sharding(variables, optimizer, mesh)
+  params = _abstract_params(variables, mesh)
+  partition = Frozen(params, frozen)
+  optimizer = make_optimizer(inner, partition.trained(_axes(variables)))
+  moments = jax.eval_shape(optimizer.init, partition.trained(params))
+  abstract, owner_of = _abstract_state(params, moments, mesh)
+  state_sharding = jax.tree.map(lambda x: x.sharding, abstract)
   replicated = NamedSharding(mesh, PartitionSpec())
-  rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-  batch_sharding = Batch(tokens=rows, mask=rows)
+  rows = NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
+  of_images = rows if model.image_size else None
+  batch_sharding = Batch(rows, rows, images=of_images, targets=of_images)
   init_inner = jax.jit(optimizer.init, out_shardings=state_sharding.inner)
 
   def init(seed):
-    params = _initial_params(variables, state_sharding.params, seed)
-    return State(params, init_inner(params))
+    params = _initial_params(variables, abstract.params, seed)
+    return State(params, init_inner(partition.trained(params)))
 
-  def nats(params, batch):
-    logits = nnx.merge(graph, params)(batch.tokens[:, :-1])
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-      logits, batch.tokens[:, 1:]
-    )
-    return jnp.sum(losses * batch.mask[:, None])
-
-  def mean_nats(params, batch):
-    targets = jnp.sum(batch.mask) * (batch.tokens.shape[1] - 1)
-    return nats(params, batch) / targets
+  def minimised(trained, params, batch):
+    decoder = nnx.merge(graph, partition.join(trained, params))
+    return objective(model, decoder, batch)
 
   def step(state, batch, clock):
-    loss, grads = jax.value_and_grad(mean_nats)(state.params, batch)
-    updates, inner_state = optimizer.update(grads, state.inner, state.params)
+    trained = partition.trained(state.params)
+    gradient = jax.grad(minimised, has_aux=True)
+    grads, metrics = gradient(trained, state.params, batch)
+    updates, inner_state = optimizer.update(grads, state.inner, trained)
     rate = learning_rate(inner, clock)
-    params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-    metrics = {
-      "loss": loss,
+    trained = jax.tree.map(lambda p, u: p - rate * u, trained, updates)
+    metrics |= {
       "grad_norm": optax.tree.norm(grads),
       "learning_rate": rate,
     }
-    return State(params, inner_state), metrics
+    return State(partition.join(trained, state.params), inner_state), metrics
 
   # Shardings are named on both sides: left to the compiler, the first result
   # differs from the initial state in its sharding, and step compiles twice.
@@ -188,11 +184,14 @@ def make_trainer(
       out_shardings=(state_sharding, replicated),
       donate_argnums=0,
     ),
-    nats=jax.jit(
-      nats,
+    measure=jax.jit(
+      lambda params, batch: measure(nnx.merge(graph, params), batch),
       in_shardings=(state_sharding.params, batch_sharding),
       out_shardings=replicated,
     ),
+    logits=jax.jit(lambda params, x: nnx.merge(graph, params)(x)),
+    abstract=abstract,
+    owners=owner_of,
     params_sharding=state_sharding.params,
     batch_sharding=batch_sharding,
     replicated=replicated,

@@ -36,7 +36,7 @@ def test_the_last_documents_are_held_out(tmp_path):
 
 
 def test_sotu_is_split_by_year():
-  documents = lib.read_documents(DataConfig())
+  documents = [d.text for d in lib.read_documents(DataConfig())]
   corpus = lib.load_corpus(DataConfig())
   assert len(documents) > 200
   assert corpus.train.size + corpus.heldout.size == sum(
@@ -55,7 +55,72 @@ def test_array_records_are_read_in_order(tmp_path):
   write_records(tmp_path / "a.array_record", [b"first", b"second"])
   data = text_config(tmp_path, source="array_record")
   expected = [b"first", b"second", b"third", "四".encode()]
-  assert lib.read_documents(data) == expected
+  assert [d.text for d in lib.read_documents(data)] == expected
+
+
+def write_tree(path: pathlib.Path, **groups: list[str]) -> str:
+  """One directory a group, one file a document, its name before a colon."""
+  for group, documents in groups.items():
+    (path / group).mkdir(parents=True)
+    for document in documents:
+      name = document.partition(":")[0]
+      (path / group / f"{name}.txt").write_text(document)
+  return str(path)
+
+
+def test_a_sub_directory_is_a_label_and_gives_its_last_documents(tmp_path):
+  write_tree(tmp_path, fr=["b: 2", "c: 3", "a: 1"], de=["y: 5", "x: 4", "z"])
+  data = text_config(tmp_path, heldout_documents=3, partition="language")
+  corpus = lib.load_corpus(data)
+  # One document of each, and one more of the first.
+  assert corpus.tokenizer.decode(corpus.train) == b"x: 4a: 1b: 2"
+  assert corpus.tokenizer.decode(corpus.heldout) == b"y: 5zc: 3"
+  assert corpus.labels == ("de", "fr", "fr")
+
+
+@pytest.mark.parametrize("partition", ["iid", "domain", "dirichlet"])
+def test_what_is_held_out_does_not_depend_on_the_partition(partition, tmp_path):
+  write_tree(tmp_path, a=["0", "1", "2"], b=["3", "4"])
+  data = text_config(tmp_path, partition=partition)
+  corpus = lib.load_corpus(data)
+  assert corpus.tokenizer.decode(corpus.train) == b"013"
+  assert corpus.labels == ("a", "a", "b")
+
+
+def test_text_beside_sub_directories_is_all_that_is_read(tmp_path):
+  write_text(tmp_path)
+  before = lib.load_corpus.__wrapped__(text_config(tmp_path))
+  write_tree(tmp_path, more=["x", "y", "z"])
+  after = lib.load_corpus.__wrapped__(text_config(tmp_path))
+  np.testing.assert_array_equal(before.train, after.train)
+  assert after.labels == ()
+
+
+def test_sotu_tells_presidents_and_years():
+  by_time = lib.load_corpus(DataConfig(partition="time")).labels
+  by_domain = lib.load_corpus(DataConfig(partition="domain")).labels
+  assert len(by_time) == len(by_domain) == 229
+  assert by_time[:3] == ("1790", "1790", "1791")
+  assert list(by_time) == sorted(by_time) and by_time[-1] == "2002"
+  assert by_domain[0] == "George Washington"
+  assert {"John Adams", "John Quincy Adams"} <= set(by_domain)
+  assert lib.load_corpus(DataConfig()).labels == by_domain
+
+
+@pytest.mark.parametrize(
+  "name, label",
+  [
+    ("1901", "1901"),
+    ("1901-12-03 speech", "1901-12-03"),
+    ("1901-12-x", "1901-12"),
+    ("1901-123", "1901"),
+  ],
+)
+def test_dates_are_read_from_names(name, label, tmp_path):
+  (tmp_path / f"{name}.txt").write_text("text")
+  (tmp_path / "2000.txt").write_text("text")
+  data = text_config(tmp_path, partition="time", heldout_documents=1)
+  assert lib.load_corpus(data).labels == (label,)
 
 
 def _missing(path):
@@ -105,6 +170,28 @@ def _too_few_documents(path):
   return text_config(path), ["heldout_documents = 2", "holds 2 documents"]
 
 
+def _too_few_of_a_label(path):
+  write_tree(path, fr=["a", "b"], de=["c"])
+  return text_config(path), ["heldout_documents = 2", "'de' of", "holds 1 doc"]
+
+
+def _more_labels_than_held_out(path):
+  write_tree(path, fr=["a", "b"], de=["c", "d"], it=["e", "f"])
+  return text_config(path), ["heldout_documents = 2", "3 sub-directories"]
+
+
+def _no_labels(path):
+  write_text(path)
+  data = text_config(path, partition="domain")
+  return data, ["'domain'", str(path / "00.txt"), "sub-directory of its own"]
+
+
+def _no_dates(path):
+  write_tree(path, fr=["1901", "b", "1902"])
+  data = text_config(path, partition="time")
+  return data, ["'time'", "b.txt is not", "1901-12-03"]
+
+
 @pytest.mark.parametrize(
   "case",
   [
@@ -117,6 +204,10 @@ def _too_few_documents(path):
     _record_not_utf8,
     _broken_records,
     _too_few_documents,
+    _too_few_of_a_label,
+    _more_labels_than_held_out,
+    _no_labels,
+    _no_dates,
   ],
 )
 def test_unusable_text_is_refused_with_the_reason(case, tmp_path):

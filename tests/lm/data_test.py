@@ -1,12 +1,14 @@
 """Batches: pure, random access, every window once an epoch, shards disjoint."""
 
+import grain
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError
-from ddiloco.lm.data import ShardReader, num_windows
+from ddiloco.lm.data import ShardReader
+from ddiloco.lm.partition import num_windows
 
 LENGTH = 5
 WINDOWS = 43
@@ -17,9 +19,9 @@ STREAM = np.arange(WINDOWS * LENGTH + 3, dtype=np.uint16)
 def reader(shard: int = 0, shards: int = 4, seed: int = 0, batch_size: int = 4):
   return ShardReader(
     STREAM,
+    tuple(range(s, WINDOWS, shards) for s in range(shards)),
     seed=seed,
     shard=shard,
-    shards=shards,
     sequence_length=LENGTH,
     batch_size=batch_size,
   )
@@ -55,6 +57,26 @@ def test_shards_cover_the_stream_and_are_disjoint():
     for window in windows(reader(shard), 0, len(range(shard, WINDOWS, 4)))
   ]
   assert sorted(seen) == list(range(WINDOWS))
+
+
+def test_the_order_of_a_shard_does_not_depend_on_how_it_is_given():
+  """Runs that were started before shards were lists of windows go on."""
+  given = ShardReader(
+    STREAM,
+    (np.arange(4), np.arange(1, WINDOWS, 4)),
+    seed=3,
+    shard=1,
+    sequence_length=LENGTH,
+    batch_size=4,
+  )
+  order = (
+    grain.MapDataset.range(1, WINDOWS, 4)
+    .shuffle(seed=int(np.random.SeedSequence((3, 1)).generate_state(1)[0]))
+    .repeat()
+  )
+  expected = [order[i] for i in range(25)]
+  assert windows(given, 0, 25) == expected
+  assert windows(reader(shard=1, seed=3), 0, 25) == expected
 
 
 def test_order_differs_between_epochs_seeds_and_shards():

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from ddiloco.config import ConfigError, ModelConfig
+from ddiloco.lm import layers as layers_lib
 from ddiloco.lm import model as model_lib
 from ddiloco.lm.train_step import abstract_decoder, make_trainer
 from tests.lm.tiny import flat, tiny_config
@@ -140,10 +141,58 @@ def test_bfloat16_is_close_to_float32(config):
   assert 0 < np.sqrt(np.mean(error**2)) < 0.03 * np.std(exact)
 
 
+def stack_blocks(params):
+  """The parameters of an unrolled model, as a scanned one has them."""
+  blocks = [params["blocks"][str(i)] for i in range(len(params["blocks"]))]
+  stacked = jax.tree.map(lambda *layers: np.stack(layers), *blocks)
+  return {**params, "blocks": {"stacked": stacked}}
+
+
+def test_scanned_layers_equal_unrolled_ones(config):
+  # Three layers: local, global, local; each recomputed in the backward pass.
+  config = dataclasses.replace(
+    config, layers=3, local_window=5, local_per_global=1
+  )
+  scanned = dataclasses.replace(config, scan_layers=True, remat=True)
+  params, tokens = init_params(config), some_tokens()
+
+  def loss_and_gradient(config, params):
+    logits = logits_fn(config)
+    loss = jax.value_and_grad(lambda p: jnp.mean(jnp.sin(logits(p, tokens))))
+    return jax.jit(loss)(params)
+
+  one, one_gradient = loss_and_gradient(config, params)
+  other, other_gradient = loss_and_gradient(scanned, stack_blocks(params))
+  np.testing.assert_allclose(other, one, rtol=1e-5)
+  a, b = flat(stack_blocks(one_gradient)), flat(other_gradient)
+  assert a.keys() == b.keys()
+  for name in a:
+    bound = 1e-4 * np.abs(a[name]).max()
+    np.testing.assert_allclose(b[name], a[name], atol=bound, err_msg=name)
+
+
+def test_scanned_layers_start_with_the_values_of_unrolled_ones(config):
+  scanned = dataclasses.replace(config, scan_layers=True)
+  a, b = flat(stack_blocks(init_params(config))), flat(init_params(scanned))
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_are_recomputed_only_if_told(config, scan, remat):
+  model = dataclasses.replace(config, scan_layers=scan, remat=remat)
+  logits, params = logits_fn(model), init_params(model)
+  gradient = jax.grad(lambda p: jnp.mean(logits(p, some_tokens())))
+  program = str(jax.make_jaxpr(gradient)(params))
+  assert bool(re.search("checkpoint|remat", program)) == remat
+
+
 def test_rotary_scores_depend_on_distance_only():
   generator = np.random.default_rng(0)
   row = generator.normal(size=(1, 1, 1, 8)).astype(np.float32)
-  turned = np.asarray(model_lib.rotate(jnp.tile(row, (1, 9, 1, 1)), 100.0))
+  turned = np.asarray(layers_lib.rotate(jnp.tile(row, (1, 9, 1, 1)), 100.0))
   scores = turned[0, :, 0] @ turned[0, :, 0].T
   for distance in range(9):
     diagonal = np.diagonal(scores, distance)
@@ -152,12 +201,12 @@ def test_rotary_scores_depend_on_distance_only():
 
 
 def test_initial_value_has_the_stated_moments():
-  value = model_lib.initial_value((400, 500), 0.25, (1, 2))
+  value = layers_lib.initial_value((400, 500), 0.25, (1, 2))
   assert value.dtype == np.float32
   assert abs(value.mean()) < 1e-3
   assert abs(value.std() - 0.25) < 1e-3
   assert not np.array_equal(
-    value, model_lib.initial_value((400, 500), 0.25, (1, 3))
+    value, layers_lib.initial_value((400, 500), 0.25, (1, 3))
   )
 
 

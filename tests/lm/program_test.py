@@ -1,5 +1,7 @@
 """The program: initial bits on any mesh, shards, refusals."""
 
+import logging
+
 import jax
 import numpy as np
 import pytest
@@ -56,6 +58,20 @@ def test_learners_read_different_shards(tmp_path):
     for program in learners
   ]
   assert rows[0] and rows[1] and not rows[0] & rows[1]
+
+
+def test_learners_of_unlike_shards_read_their_own_labels(tmp_path, caplog):
+  for name in ("aaa", "bbb"):
+    write_text(tmp_path / name)
+    for path in (tmp_path / name).iterdir():
+      path.write_text(name * 200)
+  config = tiny_config(str(tmp_path), data={"partition": "domain", "shards": 2})
+  for learner, letter in ((0, "a"), (1, "b")):
+    tokens = build(config, learner).batch(0, 8).tokens
+    assert np.isin(tokens, [ord(letter), 256]).mean() > 0.98
+  with caplog.at_level(logging.INFO, "ddiloco"):
+    build(config, None).check()
+  assert "a window's shard tells 1.000 bits of its label" in caplog.text
 
 
 def test_with_params_keeps_the_rest():

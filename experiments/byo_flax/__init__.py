@@ -1,0 +1,1 @@
+"""A program of one's own in Flax: a recurrent network from its library."""

@@ -1,0 +1,1 @@
+"""A corpus with languages as labels, from the translations of a package."""
