@@ -35,6 +35,10 @@ def run(main: Callable[[], int]) -> None:
       return Exit.FAILED
 
   children.die_with_parent()
+  for module, own in flags.FLAGS.flags_by_module_dict().items():
+    for flag in own if module.startswith("launch.") else ():
+      # --help shows the flags that commands share, not only the command's.
+      flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   app.run(guarded, flags_parser=_parse)
 
 

@@ -5,12 +5,16 @@ import pathlib
 from absl import flags
 
 from ddiloco.config import Config, ConfigError
+from ddiloco.protocol import fault_kinds
 from ddiloco.protocol import faults as fault_script
 
 FAULTS = flags.DEFINE_string(
   "faults",
   None,
-  "A fault script: a file, or its text; instead of the config's own.",
+  "A fault script, a file or its text, instead of the config's own: "
+  + "at [round N|TIME] WHAT [learner N|syncer|exchange] [by FACTORx] [for TIME]"
+  + "; ... "
+  + fault_kinds.__doc__.partition("\n")[2],
 )
 
 

@@ -9,6 +9,7 @@ from ml_collections import config_flags
 from ddiloco import config as config_lib
 from ddiloco.config import ConfigError
 from ddiloco.live import workdir as workdir_lib
+from ddiloco.lm import weights
 
 CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -58,4 +59,4 @@ def config(workdir: pathlib.Path) -> config_lib.Config:
   except OSError as error:  # ml_collections reports a missing file on use
     reason = str(error.__cause__ or error).splitlines()[-1].strip()
     raise ConfigError(f"--config cannot be read: {reason}") from error
-  return config_lib.from_dict(given)
+  return weights.pinned(config_lib.from_dict(given))

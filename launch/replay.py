@@ -37,8 +37,9 @@ def main() -> int:
   history = history_lib.load(workdir_lib.open_exchange(url))
   if common.CONFIG.value or (workdir / workdir_lib.RESOLVED).exists():
     config_lib.check_resumable(history.config, common.config(workdir))
-  for shape in history.shapes[:1]:
-    islands.set_environment(shape)
+  if history.genesis.has_arrays:
+    for shape in history.shapes[:1]:
+      islands.set_environment(shape)
   command.prepare_jax(1, 1, workdir / "cache")
   result = islands.replay(
     history,

@@ -4,56 +4,66 @@
     --workdir=runs/s --seed=7
 
 trains as `launch.local` does and leaves what that leaves; only time is
-virtual. Without arrays, many small worlds test the protocol under faults:
+virtual. With --compute=none it leaves the history alone, within seconds, and
+
+  python -m launch.simulate --config=... --history=runs/h --workdir=runs/t
+
+trains along one: who stepped, was counted or died there does so again.
+Without a workdir, many small worlds test the protocol under drawn faults:
 
   python -m launch.simulate --compute=none --seeds=1000 [--seed=N] \
     --output=swarm.json [--config=...] [--until=EVENT]
 """
 
-import json
 import pathlib
-import sys
 
 from absl import flags
 
 from ddiloco.config import ConfigError
-from ddiloco.types import Exit
-from launch import command, faults
+from launch import command, faults, swarm
 from launch import flags as common
 
 COMPUTE = flags.DEFINE_enum(
-  "compute", "jax", ["jax", "none"], "Train, or test the protocol alone."
+  "compute", "jax", ["jax", "none"], "Train, or run the protocol alone."
+)
+HISTORY = flags.DEFINE_string(
+  "history", None, "Train along what the run in this workdir has recorded."
 )
 SEED = flags.DEFINE_integer(
   "seed", 0, "Of every chance; the first one of a swarm.", lower_bound=0
 )
-SEEDS = flags.DEFINE_integer(
-  "seeds", 100, "How many seeds a swarm runs.", lower_bound=1
-)
-OUTPUT = flags.DEFINE_string(
-  "output", None, "Where a swarm's counts are written, as JSON."
-)
-UNTIL = flags.DEFINE_integer(
-  "until",
-  0,
-  "Stop just before this event of --seed, and show every actor.",
-  lower_bound=0,
-)
 
 
 def main() -> int:
-  """Trains in virtual time, or runs a swarm."""
-  return _train() if COMPUTE.value == "jax" else _swarm()
+  """Trains in virtual time, or runs the protocol alone, once or often."""
+  if HISTORY.value is not None:
+    _refuse(
+      "with --history: it decides", "compute", "faults", "seed", *swarm.FLAGS
+    )
+  elif COMPUTE.value == "jax" or common.WORKDIR.value:
+    _refuse("for one run: it is for a swarm, without --workdir", *swarm.FLAGS)
+  else:
+    _refuse("for a swarm: name a --workdir for one run", "faults", "exchange")
+    return swarm.run(SEED.value)
+  return _run()
 
 
-def _train() -> int:
+def _refuse(why: str, *names: str) -> None:
+  for name in names:
+    if flags.FLAGS[name].present:
+      raise ConfigError(f"--{name} means nothing {why}.")
+
+
+def _run() -> int:
   from ddiloco.live import workdir as workdir_lib
 
-  workdir = common.workdir()
+  workdir, history = common.workdir(), HISTORY.value
   config = common.config(workdir)
-  script = faults.script(config, live=False)
+  script = () if history else faults.script(config, live=False)
+  if history is not None and not pathlib.Path(history).is_dir():
+    raise ConfigError(f"--history={history} is no directory: name a workdir.")
   command.prepare_simulation(config, workdir / "cache")
-  from ddiloco.sim.train import simulate  # imports JAX
+  from ddiloco.sim import follow, train  # import JAX
 
   with workdir_lib.lock(workdir):
     url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
@@ -64,31 +74,16 @@ def _train() -> int:
         "another --workdir."
       )
     workdir_lib.settle_config(workdir, config, started=False)
-    return simulate(
-      config, workdir=workdir, store=store, seed=SEED.value, faults=script
-    )
-
-
-def _swarm() -> int:
-  from ddiloco.sim import swarm
-
-  config = None
-  if common.CONFIG.value is not None:
-    config = common.config(pathlib.Path())
-  if UNTIL.value:
-    print(swarm.show(SEED.value, config, UNTIL.value))
-    return Exit.OK
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
-  found = swarm.run(
-    SEED.value,
-    SEEDS.value,
-    config=config,
-    arguments=[a for a in sys.argv[1:] if a.startswith("--config")],
-  )
-  command.write_output(OUTPUT.value, json.dumps(found, indent=2) + "\n")
-  if found["violations"]:
-    return Exit.FAILED
-  return Exit.OK if found["seeds"] == SEEDS.value else Exit.STOPPED
+    where = {"workdir": workdir, "store": store}
+    if history is None:
+      arrays, seed = COMPUTE.value == "jax", SEED.value
+      return train.simulate(
+        config, **where, seed=seed, faults=script, arrays=arrays
+      )
+    source = pathlib.Path(history)
+    url = workdir_lib.exchange_url(source, "")
+    recorded = workdir_lib.open_exchange(url)
+    return follow.follow(config, recorded, source, **where)
 
 
 if __name__ == "__main__":

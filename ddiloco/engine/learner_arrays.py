@@ -5,17 +5,27 @@ whatever reads parameters is dispatched before the next step is.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ddiloco.algo import codecs
-from ddiloco.algo.fragments import Layout
-from ddiloco.engine.ports import Program, StepResult
-from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.algo.downlink import step_adder
+from ddiloco.config import Config
+from ddiloco.engine.downlink import Held, make_downlink
+from ddiloco.engine.loading import Model, make_outer, rounding_words
+from ddiloco.engine.pieces import DevicePieces, Leaves
+from ddiloco.engine.ports import StepResult
+from ddiloco.engine.records import (
+  fragment_norm,
+  fragment_shapes,
+  read_params,
+)
+from ddiloco.protocol import wire
 from ddiloco.protocol.learner_types import (
   ApplyFragments,
   Encode,
@@ -24,48 +34,51 @@ from ddiloco.protocol.learner_types import (
 )
 from ddiloco.protocol.messages import Contribution, FragmentState
 
-Leaves = tuple[jax.Array, ...]
-
 
 class Encoded(NamedTuple):
   """Dispatched encodings of a round's fragments."""
 
   contributions: tuple[Contribution, ...]
   payloads: dict[int, codecs.Payload]
-  finite: list[jax.Array]
+  norms: list[jax.Array]  # of each fragment's tensors
 
 
 class LearnerArrays:
   """What the learner's plane needs of JAX."""
 
-  def __init__(
-    self,
-    program: Program,
-    state: Any,
-    layout: Layout,
-    codec: codecs.Codec,
-    *,
-    schedule_clock: str,
-  ):
+  def __init__(self, config: Config, model: Model, state: Any):
     """Takes over `state`; its parameters are the first anchors."""
+    program, layout, codec = model.program, model.layout, model.codec
     self._program, self._state = program, state
+    self._hook = getattr(program, "overwritten", None)
     self._layout, self._codec = layout, codec
-    self._schedule_clock = schedule_clock
+    self._config, self._learner = config, model.learner
+    self._schedule_clock = config.inner.clock
+    outer = make_outer(config) if config.sync.eager else None
     leaves, self._treedef = jax.tree.flatten(program.params(state))
-    self._shardings = [leaf.sharding for leaf in leaves]
-    self._anchors = [jnp.copy(leaf) for leaf in leaves]
+    self._pieces = DevicePieces(layout, leaves)
+    self._anchors: list[Leaves] = []  # of every fragment
     self._encoders, self._residuals = [], []
+    self._blenders, self._eager_steps = [], []
     for p in range(layout.num_fragments):
-      where = tuple(self._shardings[i] for i in layout.fragment(p))
+      where = self._pieces.shardings[p]
+      self._anchors.append(self._pieces.copy(p, leaves))
       residual = codec.init(fragment_shapes(layout, p))
       self._encoders.append(_encoder(codec, where, bool(residual)))
+      self._blenders.append(_blender(config.sync.blend, where))
+      self._eager_steps.append(outer and _eager_step(outer, where))
       self._residuals.append(
         tuple(map(jax.device_put, residual, where[: len(residual)]))
       )
     self._next_residuals: dict[tuple[int, int], dict[int, Any]] = {}
     self._encoded: dict[int, Encoded] = {}  # of rounds not decided yet
     self._fetched: dict[tuple[int, int], tuple[Leaves, Leaves]] = {}
-    self._prefetched: tuple[int, Any, int] | None = None
+    self.downlink = make_downlink(config, layout)
+    self._held: dict[int, Held] = {}  # the newest anchors; where steps come
+    self._samples = program.samples_per_step  # of the last step
+    self._prefetched: tuple[Any, ...] = ()  # sample, count, batch, tokens
+    # A life starts with the parameters of commits.
+    self._state = self._overwritten(range(layout.num_fragments))
     self.last_metrics: dict[str, float] = {}
 
   def warm_up(self, first_sample: int) -> None:
@@ -73,25 +86,40 @@ class LearnerArrays:
     self.prefetch(first_sample)
     leaves = jax.tree.leaves(self._program.params(self._state))
     for p in range(self._layout.num_fragments):
-      jax.block_until_ready(self._encode_fragment(p, leaves))
+      words = rounding_words(self._config, self._learner, 0, 0, p)
+      jax.block_until_ready(self._encode_fragment(p, leaves, words))
+      self._pieces.put(p, leaves, self._pieces.take(p, leaves))
+      if self.downlink is not None:
+        jax.block_until_ready(self._add_nothing(p))
+    self._take(leaves)
     jax.block_until_ready(_copy(self._state))
+
+  def _add_nothing(self, p: int) -> Leaves:
+    codec = self.downlink.codec
+    specs = codec.payload_spec(fragment_shapes(self._layout, p))
+    nothing = tuple(np.zeros(spec.shape, spec.dtype) for spec in specs)
+    adder = step_adder(codec, self._pieces.shardings[p])
+    return _copy(adder(self._anchors[p], nothing))
 
   # --- Steps ----------------------------------------------------------------
 
   def step(self, command: Step) -> StepResult:
     """Dispatches an inner step on the batch at `first_sample`."""
-    if self._prefetched is None or self._prefetched[0] != command.first_sample:
+    samples = command.samples or self._program.samples_per_step
+    if self._prefetched[:2] != (command.first_sample, samples):
+      self._samples = samples
       self.prefetch(command.first_sample)
-    _, batch, tokens = self._prefetched
+    *_, batch, tokens = self._prefetched
     by_tokens = self._schedule_clock == "tokens"
     clock = command.run_tokens if by_tokens else command.seen
     self._state, metrics = self._program.step(self._state, batch, clock)
-    return StepResult(metrics, tokens, self._program.samples_per_step)
+    return StepResult(metrics, tokens, samples)
 
   def prefetch(self, first_sample: int) -> None:
     """Makes the batch that starts there, for the step to come."""
-    batch = self._program.batch(first_sample, self._program.samples_per_step)
-    self._prefetched = first_sample, batch, self._program.tokens(batch)
+    batch = self._program.batch(first_sample, self._samples)
+    tokens = self._program.tokens(batch)
+    self._prefetched = first_sample, self._samples, batch, tokens
 
   def finish(self, result: StepResult) -> float:
     """The loss of a computed step; remembers all its metrics."""
@@ -104,6 +132,10 @@ class LearnerArrays:
     """A copy that survives the next step, which donates the state."""
     return _copy(self._state)
 
+  def is_finite(self, state: Any) -> bool:
+    """Whether all numbers of a copied state are; waits for it."""
+    return bool(_all_finite(state))
+
   # --- Commits --------------------------------------------------------------
 
   def place(
@@ -114,23 +146,76 @@ class LearnerArrays:
     Two copies: the parameters get donated, the anchors stay.
     """
     tensors = read_params(data, ref, fragment_shapes(self._layout, p))
-    where = [self._shardings[i] for i in self._layout.fragment(p)]
+    where = list(self._pieces.shardings[p])
     params = tuple(jax.device_put(list(tensors), where, may_alias=False))
     anchors = tuple(jax.device_put(list(tensors), where, may_alias=False))
+    self._hold(p, ref, anchors)
     self._fetched[t, p] = params, anchors
 
+  def hold(self, refs: Sequence[FragmentState]) -> None:
+    """Says which versions the first anchors are."""
+    for p, ref in enumerate(refs):
+      self._hold(p, ref, self._anchors[p])
+
+  def held(self, p: int) -> Held | None:
+    """What steps can be added to; None: take a version in full.
+
+    One that is not what its commit names is let go: steps would carry the
+    error on for ever. It is computed by now, so this waits for nothing.
+    """
+    held = self._held.get(p)
+    if held is None:
+      return None
+    digest = wire.sha256(codecs.to_bytes(held.tensors))
+    if digest != held.ref.params_sha256:
+      del self._held[p]
+      return None
+    return held
+
+  def add(
+    self,
+    t: int,
+    p: int,
+    ref: FragmentState,
+    held: Held,
+    payloads: Sequence[bytes],
+  ) -> None:
+    """Makes version t of a fragment from what is held; `ValueError` if bad."""
+    where, anchors = self._pieces.shardings[p], held.tensors
+    adder = step_adder(self.downlink.codec, where)
+    for payload in payloads:
+      anchors = adder(anchors, self.downlink.unpack(p, payload))
+    self._hold(p, ref, anchors)
+    self._fetched[t, p] = _copy(anchors), anchors
+
+  def _hold(self, p: int, ref: FragmentState, anchors: Leaves) -> None:
+    known = self._held.get(p)
+    newer = known is None or ref.version >= known.ref.version
+    if self.downlink is not None and newer:
+      self._held[p] = Held(ref, anchors)
+
   def apply(self, command: ApplyFragments) -> None:
-    """Overwrites parameters and anchors with what was placed."""
+    """Anchors become what was placed; parameters too, or a blend with it."""
     leaves = jax.tree.leaves(self._program.params(self._state))
     for p in command.fragments:
-      params, anchors = self._fetched.pop((command.round, p))
-      for i, tensor, anchor in zip(
-        self._layout.fragment(p), params, anchors, strict=True
-      ):
-        leaves[i], self._anchors[i] = tensor, anchor
+      params, self._anchors[p] = self._fetched.pop((command.round, p))
+      if self._blenders[p] is not None:
+        params = self._blenders[p](self._pieces.take(p, leaves), params)
+      self._pieces.put(p, leaves, params)
     for round_, p in list(self._fetched):
       if p in command.fragments and round_ < command.round:
         del self._fetched[round_, p]
+    self._take(leaves)
+    self._state = self._overwritten(command.fragments)
+
+  def _overwritten(self, fragments: Iterable[int]) -> Any:
+    """The state once the program knows that commits overwrote these."""
+    if self._hook is None:
+      return self._state
+    pieces = [q for p in fragments for q in self._layout.pieces(p)]
+    return self._hook(self._state, pieces)
+
+  def _take(self, leaves: Sequence[jax.Array]) -> None:
     self._state = self._program.with_params(
       self._state, jax.tree.unflatten(self._treedef, leaves)
     )
@@ -149,21 +234,29 @@ class LearnerArrays:
       self._next_residuals[t, attempt] = self._next_residuals[t, attempt - 1]
       return held
     leaves = jax.tree.leaves(self._program.params(self._state))
-    payloads, finite, residuals = {}, [], {}
+    payloads, norms, residuals = {}, [], {}
     for item in command.contributions:
       p = item.fragment
-      payloads[p], residuals[p], ok = self._encode_fragment(p, leaves)
-      finite.append(ok)
-    for array in jax.tree.leaves((payloads, finite)):
+      words = rounding_words(self._config, self._learner, t, attempt, p)
+      payloads[p], residuals[p], lengths = self._encode_fragment(
+        p, leaves, words
+      )
+      norms.append(lengths)
+    for array in jax.tree.leaves((payloads, norms)):
       array.copy_to_host_async()
+    if any(self._eager_steps):
+      self._step_eagerly(t, payloads, leaves)
     self._next_residuals[t, attempt] = residuals
-    self._encoded[t] = Encoded(command.contributions, payloads, finite)
+    self._encoded[t] = Encoded(command.contributions, payloads, norms)
     return self._encoded[t]
 
-  def part(self, encoded: Encoded) -> bytes | None:
-    """The bytes of computed encodings; None if one is not finite."""
-    if not all(bool(ok) for ok in encoded.finite):
-      return None
+  def norms(self, encoded: Encoded) -> tuple[int, ...] | None:
+    """Of every fragment's outer gradient, in 1e-9; None if one is no number."""
+    norms = [fragment_norm(np.asarray(lengths)) for lengths in encoded.norms]
+    return None if None in norms else tuple(norms)
+
+  def part(self, encoded: Encoded) -> bytes:
+    """The bytes of computed encodings."""
     payloads = encoded.payloads
     return b"".join(codecs.to_bytes(payloads[p]) for p in sorted(payloads))
 
@@ -176,20 +269,28 @@ class LearnerArrays:
         for p, residual in residuals.items():
           self._residuals[p] = residual
 
-  def _encode_fragment(self, p: int, leaves: Sequence[jax.Array]) -> Any:
-    tensors = self._layout.fragment(p)
-    return self._encoders[p](
-      self._residuals[p],
-      tuple(self._anchors[i] for i in tensors),
-      tuple(leaves[i] for i in tensors),
-    )
+  def _step_eagerly(
+    self, t: int, due: Iterable[int], leaves: list[jax.Array]
+  ) -> None:
+    """Goes on as if the own outer gradients were the merged ones."""
+    for p in due:
+      own = self._pieces.take(p, leaves)
+      stepped = self._eager_steps[p](self._anchors[p], own, np.int32(t))
+      self._pieces.put(p, leaves, stepped)
+    self._take(leaves)
+
+  def _encode_fragment(
+    self, p: int, leaves: Sequence[jax.Array], words: np.ndarray
+  ) -> Any:
+    own = self._pieces.take(p, leaves)
+    return self._encoders[p](self._residuals[p], self._anchors[p], own, words)
 
 
 @functools.cache
 def _encoder(
   codec: codecs.Codec, shardings: tuple[Any, ...], has_residual: bool
 ) -> Callable[..., Any]:
-  """Jitted: (residual, anchors, params) -> payload, residual, finite.
+  """Jitted: (residual, anchors, params, words) -> payload, residual, norms.
 
   The residual stays sharded as its tensors are, so that the second use of a
   residual compiles nothing the first one has not.
@@ -197,13 +298,53 @@ def _encoder(
   out = (None, shardings if has_residual else (), None)
 
   @functools.partial(jax.jit, out_shardings=out)
-  def encode(residual, anchors, params):
+  def encode(residual, anchors, params, words):
     gradient = tuple(a - p for a, p in zip(anchors, params, strict=True))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in gradient]))
-    payload, residual = codec.encode(residual, gradient)
-    return payload, residual, finite
+    norms = jnp.stack([codecs.polar(g)[1] for g in gradient])
+    payload, residual = codec.encode(residual, gradient, words)
+    return payload, residual, norms
 
   return encode
+
+
+@functools.cache
+def _blender(
+  alpha: float, shardings: tuple[Any, ...]
+) -> Callable[[Leaves, Leaves], Leaves] | None:
+  """Jitted: alpha own + (1 - alpha) global; None where alpha is 0."""
+  if not alpha:
+    return None
+
+  @functools.partial(jax.jit, out_shardings=shardings, donate_argnums=1)
+  def blend(own, placed):
+    pairs = zip(own, placed, strict=True)
+    return tuple(alpha * x + (1.0 - alpha) * y for x, y in pairs)
+
+  return blend
+
+
+@functools.cache
+def _eager_step(
+  outer: optax.GradientTransformationExtraArgs, shardings: tuple[Any, ...]
+) -> Callable[..., Leaves]:
+  """Jitted: (anchors, params, round) -> the outer step of their difference."""
+
+  @functools.partial(jax.jit, out_shardings=shardings)
+  def step(anchors, params, round):
+    gradient = tuple(a - p for a, p in zip(anchors, params, strict=True))
+    state = outer.init(anchors)
+    updates, _ = outer.update(gradient, state, anchors, round=round)
+    return optax.apply_updates(anchors, updates)
+
+  return step
+
+
+@jax.jit
+def _all_finite(tree: Any) -> jax.Array:
+  floats = [
+    x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)
+  ]
+  return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
 
 
 @jax.jit

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.engine.actor import Lane, Plane, Work
+from ddiloco.engine.downlink import read_version
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
 from ddiloco.engine.records import read_commit
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol.admission import is_outlier, remember_norm
 from ddiloco.protocol.learner_types import (
   AnswerFailed,
   AnswerWritten,
@@ -32,6 +34,7 @@ from ddiloco.protocol.learner_types import (
 from ddiloco.protocol.messages import AnswerHeader, Commit, FragmentState
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
+from ddiloco.types import Refusal
 
 # Called with the state and its position; returns once both are on disk.
 SaveCheckpoint = Callable[[Any, dict[str, int]], None]
@@ -71,10 +74,13 @@ class LearnerPlane(Plane):
     self._save_checkpoint = save_checkpoint
     self._previous, commit = newest
     self._refs = {p: {s.version: s} for p, s in enumerate(commit.fragments)}
+    self.arrays.hold(commit.fragments)
     self._fetched = dict.fromkeys(self._refs, 0)  # or asked for
     self._exchange_ns = 0
+    self._norms: dict[int, tuple[int, ...]] = {}  # recent ones, by fragment
     # At most one copy waits for the tape: a newer one takes its place.
     self._unsaved: collections.deque = collections.deque(maxlen=1)
+    self._saving = False  # a job that will take it is on its way
 
   # --- Commands -------------------------------------------------------------
 
@@ -99,7 +105,9 @@ class LearnerPlane(Plane):
         self.arrays.settle(command)
       case Checkpoint() if self._save_checkpoint is not None:
         self._unsaved.append((command, self.arrays.copy_state()))
-        work = Work(Lane.ORDERED, self._record_checkpoint())
+        if not self._saving:  # else jobs pile up where the store is slow
+          self._saving = True
+          work = Work(Lane.ORDERED, self._record_checkpoint())
     self._exchange_ns += self._now_ns() - begin_ns
     return work
 
@@ -118,6 +126,7 @@ class LearnerPlane(Plane):
 
   def _record_checkpoint(self) -> Job:
     """The tape goes first: a replay must know what a later life restores."""
+    self._saving = False  # before it looks: what comes next needs a job
     try:
       command, copy = self._unsaved.popleft()
       yield from self._tape.flush()
@@ -127,6 +136,8 @@ class LearnerPlane(Plane):
 
   def _checkpoint(self, command: Checkpoint, copy: Any) -> Job:
     yield Ready(copy)
+    if not self.arrays.is_finite(copy):
+      return None  # the one before is worth more
     position = {
       "incarnation": self._incarnation,
       "step": command.step,
@@ -139,9 +150,10 @@ class LearnerPlane(Plane):
   def _publish(self, command: Encode, encoded: Any) -> Job:
     yield Ready(encoded)
     t, n = command.round, command.attempt
+    refusal = self._guard(command, self.arrays.norms(encoded))
+    if refusal is not None:
+      return AnswerFailed(0, t, n, "refused by its learner", refusal)
     part = self.arrays.part(encoded)
-    if part is None:
-      return AnswerFailed(0, t, n, "the outer gradient is not finite")
     life = (t, self._learner, self._incarnation, n)
     header = AnswerHeader(
       run_id=self._rules.run_id,
@@ -174,6 +186,20 @@ class LearnerPlane(Plane):
       return AnswerFailed(0, t, n, str(error))
     return AnswerWritten(0, t, n)
 
+  def _guard(
+    self, command: Encode, norms: tuple[int, ...] | None
+  ) -> Refusal | None:
+    """What the syncer would refuse need not travel."""
+    if norms is None:
+      return Refusal.NON_FINITE
+    refusal = None
+    for item, norm in zip(command.contributions, norms, strict=True):
+      recent = self._norms.get(item.fragment, ())
+      if is_outlier(norm, recent, self._rules):
+        refusal = Refusal.OUTLIER
+      self._norms[item.fragment] = remember_norm(recent, norm)
+    return refusal
+
   # --- Commits --------------------------------------------------------------
 
   def poll(self, t: int) -> Job:
@@ -202,6 +228,7 @@ class LearnerPlane(Plane):
       epoch=commit.fragments[self._rules.schedule.fragments(t)[0]].epoch,
       counted_attempt=commit.counted_attempt(self._learner, self._incarnation),
       run_tokens=commit.tokens,
+      step_ns=commit.step_ns,
     )
 
   def catch_up(self, t: int) -> Job:
@@ -224,8 +251,20 @@ class LearnerPlane(Plane):
   def _fetch(self, t: int, refs: dict[int, FragmentState]) -> Job:
     try:
       for p, ref in refs.items():
-        item = yield Call("get", (keys.params(t, p, ref.epoch),))
-        self.arrays.place(t, p, ref, item and item.value)
+        yield from self._fetch_fragment(t, p, ref)
     except (ExchangeError, ValueError) as error:
       return FetchFailed(0, t, str(error))
     return Fetched(0, t)
+
+  def _fetch_fragment(self, t: int, p: int, ref: FragmentState) -> Job:
+    downlink, held = self.arrays.downlink, self.arrays.held(p)
+    version = None if held is None else held.ref.version
+    params, payloads = yield from read_version(
+      p, ref, downlink, version, self._rules.schedule
+    )
+    if params is None:
+      self.arrays.add(t, p, ref, held, payloads)
+      return
+    for payload in payloads:
+      params = downlink.add(p, params, payload)
+    self.arrays.place(t, p, ref, params)

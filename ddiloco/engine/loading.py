@@ -2,12 +2,20 @@
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ddiloco.algo import codecs
+import jax
+import numpy as np
+import optax
+
+from ddiloco.algo import codecs, outer
 from ddiloco.algo.fragments import Layout, make_layout
-from ddiloco.config import Config, ConfigError
+from ddiloco.config import Config, ConfigError, OuterConfig
+from ddiloco.config import codecs as codec_options
 from ddiloco.engine.records import fragment_shapes
+
+_SYNCER = -1  # among the numbers of learners
 
 
 class Model(NamedTuple):
@@ -17,47 +25,146 @@ class Model(NamedTuple):
   state: Any
   layout: Layout
   codec: codecs.Codec
+  learner: int | None = None  # whose it is
 
 
 def load_model(config: Config, learner: int | None, cache_dir: str) -> Model:
   """The model of a learner, or (None) of the others; raises `ConfigError`."""
   program = load_program(config, learner, cache_dir)
   state = program.init()
+  layout = lay_out(config, program.params(state))
+  return Model(program, state, layout, make_codec(config), learner)
+
+
+def lay_out(config: Config, params: Any) -> Layout:
+  """The fragments of these parameters; `ConfigError` if they have none such."""
+  sync = config.sync
   try:
-    layout = make_layout(
-      program.params(state),
-      config.sync.num_fragments,
-      config.sync.fragmentation,
+    return make_layout(
+      params,
+      sync.num_fragments,
+      sync.fragmentation,
+      layer_pattern=sync.layer_pattern,
+      frozen=sync.frozen,
     )
   except ValueError as error:
-    raise ConfigError(f"sync.num_fragments: {error}") from error
-  return Model(program, state, layout, make_codec(config))
+    raise ConfigError(
+      f"sync.num_fragments = {sync.num_fragments}, sync.fragmentation = "
+      f"{sync.fragmentation!r}: {error}."
+    ) from error
 
 
 def load_program(config: Config, learner: int | None, cache_dir: str) -> Any:
   """Builds `config.program`; raises `ConfigError` if there is none such."""
-  module, _, function = config.program.partition(":")
+  build = _load_function("program", config.program)
+  program = build(config, learner, cache_dir=cache_dir)
+  if config.inner.on_overwrite != "keep":
+    _require_hook(config, program)
+  return program
+
+
+def _require_hook(config: Config, program: Any) -> None:
+  if not hasattr(program, "overwritten"):
+    raise ConfigError(
+      f"inner.on_overwrite = {config.inner.on_overwrite!r}, but the program "
+      f"{config.program} has no method overwritten(state, pieces). Add it "
+      "(see ddiloco.engine.ports.Program), or use keep."
+    )
+
+
+def _load_function(key: str, value: str) -> Callable[..., Any]:
+  module, _, function = value.partition(":")
   try:
-    build = getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(module), function)
   except (ImportError, AttributeError, ValueError) as error:
     raise ConfigError(
-      f"program = {config.program!r} cannot be loaded ({error}). Write "
+      f"{key} = {value!r} cannot be loaded ({error}). Write "
       "'module:function', importable from here."
     ) from error
-  return build(config, learner, cache_dir=cache_dir)
 
 
 def make_codec(config: Config) -> codecs.Codec:
   """How a config's outer gradients travel."""
+  return _make_codec(config.codec.up, config, config.codec.error_feedback)
+
+
+def make_down_codec(config: Config) -> codecs.Codec | None:
+  """How a config's outer steps travel; None: parameters do, in full."""
+  options = config.codec
+  if options.down == codec_options.NONE:
+    return None
+  return _make_codec(options.down, config, options.down_error_feedback)
+
+
+def _make_codec(name: str, config: Config, feedback: bool) -> codecs.Codec:
+  """Of options that only the other direction has, the defaults."""
+  given = {
+    option: getattr(config.codec, option)
+    for option in ("scale", "rounding", "topk_fraction")
+    if codec_options.uses(name, option)
+  }
   return _codec(
-    config.codec.up,
+    name,
     block_size=config.codec.block_size,
-    error_feedback=config.codec.error_feedback and config.codec.up != "f32",
+    error_feedback=feedback and name != "f32",
+    **given,
   )
+
+
+def rounding_words(
+  config: Config, learner: int | None, t: int, attempt: int, p: int
+) -> np.ndarray:
+  """What the rounding of a fragment draws from; None for the syncer's."""
+  who = _SYNCER if learner is None else learner
+  numbers = (config.seed, who, t, attempt, p)
+  return np.array([n & 0xFFFFFFFF for n in numbers], np.uint32)
+
+
+def make_outer(config: Config) -> optax.GradientTransformationExtraArgs:
+  """How a config's merged outer gradients are applied; `ConfigError`."""
+  return _outer(config.outer)
+
+
+@functools.cache  # One object for all, as for codecs.
+def _outer(options: OuterConfig) -> optax.GradientTransformationExtraArgs:
+  if ":" not in options.name:
+    return outer.make_outer(options)
+  own = _load_function("outer.name", options.name)(options)
+  if not isinstance(own, optax.GradientTransformation):
+    raise ConfigError(
+      f"outer.name = {options.name!r} returns {type(own).__name__}. It takes "
+      "the outer group of the config and returns an "
+      "optax.GradientTransformation."
+    )
+  return outer.make_outer(options, own)
 
 
 # One object for all, as compiled encoders are kept by their codec.
 _codec = functools.cache(codecs.make_codec)
+
+
+def abstract_params(program: Any) -> Any:
+  """The program's parameters as `jax.ShapeDtypeStruct`s, if it can tell."""
+  known = getattr(program, "abstract_params", None)
+  if known is not None:
+    return known()
+  try:
+    return jax.eval_shape(lambda: program.params(program.init()))
+  except jax.errors.JAXTypeError:  # it needs to see numbers
+    return program.params(program.init())
+
+
+def traffic_bytes(
+  config: Config, layout: Layout
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Bytes of every fragment, on its way up and (not in full) down."""
+  options = config.codec
+  down = "f32" if options.down == "none" else options.down
+  down_codec = _make_codec(down, config, options.down_error_feedback)
+  return (
+    answer_bytes(layout, make_codec(config)),
+    answer_bytes(layout, down_codec),
+  )
 
 
 def answer_bytes(layout: Layout, codec: codecs.Codec) -> tuple[int, ...]:

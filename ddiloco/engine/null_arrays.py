@@ -4,9 +4,10 @@ Every object keeps its place and its checks; its content says only what it
 is, so that a mix-up is found like any other damage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddiloco.engine.downlink import Held
 from ddiloco.engine.ports import StepResult
 from ddiloco.engine.records import check_object
 from ddiloco.protocol.learner_types import ApplyFragments, Encode, Settle, Step
@@ -15,20 +16,48 @@ from ddiloco.protocol.messages import Counted, FragmentState
 ANSWER_BYTES = 8  # of every fragment: its norm in 1e-9, big-endian
 NORM = 1_000_000_000
 NON_FINITE = b"\xff" * ANSWER_BYTES
+STEP_BYTES = 8  # where an encoded step starts and where it leads
+
+
+class NullDownlink:
+  """Stands in for `ArrayDownlink`: a step fits one version alone."""
+
+  def payload_bytes(self, p: int) -> int:
+    """See `Downlink`."""
+    del p
+    return STEP_BYTES
+
+  def add(self, p: int, params: bytes, payload: bytes) -> bytes:
+    """See `Downlink`."""
+    half = STEP_BYTES // 2
+    start, end = (int.from_bytes(payload[i:][:half]) for i in (0, half))
+    if params != _words(p, start):
+      raise ValueError(f"{params} is not {_words(p, start)}")
+    return _words(p, end)
 
 
 class NullLearnerArrays:
   """Stands in for `LearnerArrays`."""
 
-  def __init__(self, *, tokens_per_step: int, samples_per_step: int):
-    self._result = StepResult({}, tokens_per_step, samples_per_step)
+  def __init__(
+    self,
+    *,
+    samples_per_step: int,
+    tokens: Callable[[int, int], int],
+    downlink: NullDownlink | None = None,
+  ):
+    """Takes what `Program` says of (first sample, how many)'s batch."""
+    self.downlink = downlink
+    self._held: dict[int, Held] = {}
+    self._samples, self._tokens = samples_per_step, tokens
     self._fetched: set[tuple[int, int]] = set()
     self.last_metrics: dict[str, float] = {}
 
   def step(self, command: Step) -> StepResult:
     """Nothing is computed."""
-    del command
-    return self._result
+    samples = command.samples or self._samples
+    tokens = self._tokens(command.first_sample, samples)
+    return StepResult({}, tokens, samples)
 
   def prefetch(self, first_sample: int) -> None:
     """Nothing is read."""
@@ -47,7 +76,32 @@ class NullLearnerArrays:
     """Checks the object as `LearnerArrays` does."""
     what = f"parameters of {ref.version}"
     check_object(data, ref.params_bytes, ref.params_sha256, what)
+    known = self._held.get(p)
+    newer = known is None or ref.version >= known.ref.version
+    if self.downlink is not None and newer:
+      self._held[p] = Held(ref, data)
     self._fetched.add((t, p))
+
+  def hold(self, refs: Sequence[FragmentState]) -> None:
+    """They were placed."""
+
+  def held(self, p: int) -> Held | None:
+    """What steps can be added to."""
+    return self._held.get(p)
+
+  def add(
+    self,
+    t: int,
+    p: int,
+    ref: FragmentState,
+    held: Held,
+    payloads: Sequence[bytes],
+  ) -> None:
+    """What comes of it is checked, as if it had been fetched."""
+    data = held.tensors
+    for payload in payloads:
+      data = self.downlink.add(p, data, payload)
+    self.place(t, p, ref, data)
 
   def apply(self, command: ApplyFragments) -> None:
     """What is applied must have been placed."""
@@ -63,7 +117,15 @@ class NullLearnerArrays:
     """The command itself stands for its arrays."""
     return command
 
-  def part(self, encoded: Encode) -> bytes | None:
+  def is_finite(self, copy: None) -> bool:
+    """There is nothing that is not."""
+    return True
+
+  def norms(self, encoded: Encode) -> tuple[int, ...]:
+    """Of every fragment, in 1e-9."""
+    return (NORM,) * len(encoded.contributions)
+
+  def part(self, encoded: Encode) -> bytes:
     """Nothing but a norm for every fragment."""
     return NORM.to_bytes(ANSWER_BYTES) * len(encoded.contributions)
 
@@ -74,7 +136,8 @@ class NullLearnerArrays:
 class NullSyncerArrays:
   """Stands in for `SyncerArrays`."""
 
-  def __init__(self, num_fragments: int):
+  def __init__(self, num_fragments: int, downlink: NullDownlink | None = None):
+    self.downlink = downlink
     self._versions = dict.fromkeys(range(num_fragments), 0)
     self._candidates: dict[int, list[int]] = {}
     self._answers: set[tuple[int, int, int, int]] = set()
@@ -90,7 +153,14 @@ class NullSyncerArrays:
   def stored(self, p: int, t: int | None = None) -> tuple[bytes, bytes]:
     """The fragment and its version, in words."""
     version = self._versions[p] if t is None else t
-    return b"%d of %d" % (p, version), b""
+    return _words(p, version), b""
+
+  def step(self, p: int, t: int) -> bytes | None:
+    """From the version before to round t's candidate."""
+    if self.downlink is None or not t:
+      return None
+    ends = (self._versions[p], t)
+    return b"".join(end.to_bytes(STEP_BYTES // 2) for end in ends)
 
   def inspect(
     self, key: tuple[int, int, int, int], due: Sequence[int], data: bytes
@@ -123,3 +193,7 @@ class NullSyncerArrays:
       if won:
         self._versions[p] = t
     self._answers = {key for key in self._answers if key[0] > t}
+
+
+def _words(p: int, version: int) -> bytes:
+  return b"%d of %d" % (p, version)

@@ -101,9 +101,17 @@ Job = Generator[Call | Ready, Any, Any]
 class Program(Protocol):
   """What a user brings: a model that trains on its own data.
 
-  All array work is dispatched asynchronously; `step` may donate `state`.
-  Optional: `check()` raises `ConfigError` before a run is created, and
+  All array work is dispatched asynchronously; `step` may donate `state`, and
+  where a fragment is part of a tensor it is written into that tensor in place.
+  `params` may have arrays of any kind that `sync.frozen` names: they are not
+  exchanged, and whether they are trained is the program's affair.
+  Optional: `check()` raises `ConfigError` before a run is created;
+  `abstract_params()` returns `jax.ShapeDtypeStruct`s for what `params` returns
+  (`launch.fragments` then works for a model of any size); and
   `evaluate(params) -> dict` of numbers is what `launch.evaluate` reports.
+  `overwritten(state, pieces) -> state` is called when commits have just
+  overwritten these parameters (see `ddiloco.algo.fragments.Piece`), so that
+  the moments of an inner optimizer can follow `inner.on_overwrite`.
   """
 
   samples_per_step: int  # what `batch` is asked for, by this learner

@@ -1,21 +1,25 @@
 """Reads a run's records and arrays from the exchange, trusting nothing."""
 
 import hashlib
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ddiloco.algo import codecs
-from ddiloco.algo.fragments import Layout
+from ddiloco.algo.fragments import Layout, join, take
 from ddiloco.engine.ports import DamagedRun
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, FragmentState
 
+_NORM_UNITS = 1e9  # norms reach the machines as integers of 1e-9
+
 
 def fragment_shapes(layout: Layout, p: int) -> codecs.Shapes:
-  """The tensor shapes of a fragment."""
-  return tuple(layout.tensors[i].shape for i in layout.fragment(p))
+  """The shapes of a fragment's tensors, or pieces of them."""
+  return layout.shapes(p)
 
 
 def read_commit(data: bytes, t: int, run_id: str | None) -> Commit:
@@ -40,6 +44,11 @@ def read_params(
   check_object(
     data, ref.params_bytes, ref.params_sha256, f"parameters of {ref.version}"
   )
+  return unpack_params(data, shapes)
+
+
+def unpack_params(data: bytes, shapes: codecs.Shapes) -> tuple[np.ndarray, ...]:
+  """A fragment's tensors from bytes of the right size, else `ValueError`."""
   specs = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
   return codecs.unpack(specs, data)
 
@@ -47,10 +56,51 @@ def read_params(
 def params_digest(layout: Layout, params: Any) -> str:
   """SHA-256 over the fragments' f32 parameters, in order."""
   leaves, digest = jax.tree.leaves(params), hashlib.sha256()
+  host = {
+    i: np.asarray(leaves[i], "<f4")
+    for i, entry in enumerate(layout.assignment)
+    if entry is not None
+  }
   for p in range(layout.num_fragments):
-    for i in layout.fragment(p):
-      digest.update(np.asarray(leaves[i], "<f4").tobytes())
+    for piece in take(layout.pieces(p), host):
+      digest.update(piece.tobytes())
   return digest.hexdigest()
+
+
+def place_params(
+  layout: Layout,
+  params: Any,
+  commit: Sequence[FragmentState],
+  data: Sequence[bytes | None],
+) -> Any:
+  """Parameters as of a commit; `ValueError` if one is gone or damaged.
+
+  Args:
+    layout: of the parameters.
+    params: what the program has. The result lies on devices as they do, and
+      frozen ones are theirs.
+    commit: the state of every fragment.
+    data: the object of every fragment.
+  """
+  leaves, treedef = jax.tree.flatten(params)
+  fragments = [
+    read_params(item, ref, fragment_shapes(layout, p))
+    for p, (ref, item) in enumerate(zip(commit, data, strict=True))
+  ]
+  for i, tensor in enumerate(join(layout, fragments)):
+    if tensor is not None:
+      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def fragment_norm(lengths: np.ndarray) -> int | None:
+  """The L2 norm of a fragment in 1e-9, as machines know it; None: no number.
+
+  Args:
+    lengths: f32[tensors], the norms of its tensors.
+  """
+  norm = float(np.linalg.norm(np.asarray(lengths, np.float64)))
+  return round(norm * _NORM_UNITS) if math.isfinite(norm) else None
 
 
 def check_object(

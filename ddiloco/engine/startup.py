@@ -95,6 +95,11 @@ def check_genesis(
   A layout that differs although the configs agree means that the program
   itself has changed.
   """
+  if not genesis.has_arrays:
+    raise config_lib.ConfigError(
+      "this run was simulated without arrays (--compute=none): it has no "
+      "parameters. Train along it (launch.simulate --history) to get some."
+    )
   old = config_lib.from_dict(json.loads(genesis.config))
   changes = config_lib.check_resumable(old, config)
   stored = Layout.from_json(json.loads(genesis.layout))

@@ -2,28 +2,41 @@
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from ddiloco.algo import codecs, merge
-from ddiloco.algo.fragments import Layout
+from ddiloco.algo import codecs, downlink, merge
+from ddiloco.algo.fragments import Layout, take
 from ddiloco.algo.outer import (
   OuterStep,
-  make_outer,
   state_from_bytes,
   state_to_bytes,
 )
 from ddiloco.config import Config
-from ddiloco.engine.records import check_object, fragment_shapes, read_params
+from ddiloco.engine.downlink import ArrayDownlink, make_downlink
+from ddiloco.engine.loading import make_outer, rounding_words
+from ddiloco.engine.records import (
+  check_object,
+  fragment_norm,
+  fragment_shapes,
+  read_params,
+)
 from ddiloco.protocol.messages import Counted, FragmentState
 
 Key = tuple[int, int, int, int]  # round, learner, incarnation, attempt
-Fragment = tuple[tuple[Any, ...], Any]  # parameters, outer state
-NORM_UNITS = 1e9  # norms reach the machine as integers of 1e-9
+
+
+class Fragment(NamedTuple):
+  """One version of a fragment, as the syncer goes on from it."""
+
+  params: tuple[Any, ...]
+  outer: Any  # the outer optimizer's state
+  residual: codecs.Residual = ()  # what steps down have left out
+  payload: codecs.Payload | None = None  # the encoded step to it
 
 
 class SyncerArrays:
@@ -39,7 +52,7 @@ class SyncerArrays:
     device: jax.Device | None = None,
   ) -> "SyncerArrays":
     """With the merge rules and the outer optimizer of a config."""
-    rules, step = config.merge, config.outer
+    rules = config.merge
     return cls(
       layout,
       codec,
@@ -49,13 +62,11 @@ class SyncerArrays:
         rules.embedding_rule,
         rules.embedding_pattern,
       ),
-      outer=_outer(
-        name=step.name,
-        learning_rate=step.learning_rate,
-        momentum=step.momentum,
-        nesterov=step.nesterov,
-      ),
+      rda_scope=rules.rda_scope,
+      outer=make_outer(config),
       device=device,
+      down=make_downlink(config, layout),
+      words=functools.partial(rounding_words, config, None),
     )
 
   def __init__(
@@ -64,13 +75,19 @@ class SyncerArrays:
     codec: codecs.Codec,
     *,
     merge_rules: Sequence[str],
+    rda_scope: str = merge.TENSOR,
     outer: optax.GradientTransformation,
     device: jax.Device | None = None,
+    down: ArrayDownlink | None = None,
+    words: Callable[[int, int, int], np.ndarray] | None = None,
   ):
-    """Takes the merge rule of every tensor and the outer optimizer.
+    """Takes the merge rule of every tensor, their scope, the outer optimizer.
 
-    All is computed on `device` (None: JAX's default).
+    All is computed on `device` (None: JAX's default). `down` says how steps
+    are encoded (None: they are not), and their rounding draws from the words
+    of (round, 0, fragment).
     """
+    self.downlink, self._words = down, words
     self._layout, self._codec, self._device = layout, codec, device
     shapes = [fragment_shapes(layout, p) for p in range(layout.num_fragments)]
     rules = [
@@ -78,7 +95,8 @@ class SyncerArrays:
       for p in range(layout.num_fragments)
     ]
     self._mergers = [
-      _merger(codec, s, r) for s, r in zip(shapes, rules, strict=True)
+      _merger(codec, s, r, rda_scope)
+      for s, r in zip(shapes, rules, strict=True)
     ]
     self._outer = [_outer_step(outer, s) for s in shapes]
     self._inspect = [_inspector(codec, s) for s in shapes]
@@ -93,10 +111,16 @@ class SyncerArrays:
   def initialise(self, leaves: Sequence[np.ndarray]) -> None:
     """Takes a program's initial parameters, in the layout's order."""
     for p in range(self._layout.num_fragments):
-      params = tuple(
-        np.array(leaves[i], np.float32) for i in self._layout.fragment(p)
-      )
-      self._fragments[p] = params, self._outer[p].init()
+      pieces = take(self._layout.pieces(p), leaves)
+      params = tuple(np.array(piece, np.float32) for piece in pieces)
+      outer = self._outer[p].init(params)
+      residual = self._first_residual(p)
+      self._fragments[p] = Fragment(params, outer, residual)
+
+  def _first_residual(self, p: int) -> codecs.Residual:
+    if self.downlink is None:
+      return ()
+    return self.downlink.codec.init(self._shapes[p])
 
   def load(
     self, p: int, ref: FragmentState, params: bytes | None, outer: bytes | None
@@ -105,20 +129,30 @@ class SyncerArrays:
     tensors = read_params(params, ref, self._shapes[p])
     what = f"outer state of fragment {p}, version {ref.version}"
     check_object(outer, ref.outer_bytes, ref.outer_sha256, what)
-    state = state_from_bytes(self._outer[p].init(), outer)
-    self._fragments[p] = tensors, state
+    template = self._outer[p].template, self._first_residual(p)
+    self._fragments[p] = Fragment(tensors, *state_from_bytes(template, outer))
 
   def stored(self, p: int, t: int | None = None) -> tuple[bytes, bytes]:
-    """The bytes of a fragment and its outer state; of round t's candidate."""
-    params, state = self._fragments[p] if t is None else self._candidates[t][p]
-    return codecs.to_bytes(params), state_to_bytes(state)
+    """The bytes of a fragment and its outer state; of round t's candidate.
+
+    The downlink's residual follows the outer optimizer's own state.
+    """
+    fragment = self._fragments[p] if t is None else self._candidates[t][p]
+    state = state_to_bytes((fragment.outer, fragment.residual))
+    return codecs.to_bytes(fragment.params), state
+
+  def step(self, p: int, t: int) -> bytes | None:
+    """The encoded step to round t's candidate; None if none is published."""
+    if self.downlink is None or not t:
+      return None
+    return codecs.to_bytes(self._candidates[t][p].payload)
 
   @property
   def params_digest(self) -> str:
     """SHA-256 over the parameters of all fragments, in order."""
     digest = hashlib.sha256()
     for p in range(self._layout.num_fragments):
-      digest.update(codecs.to_bytes(self._fragments[p][0]))
+      digest.update(codecs.to_bytes(self._fragments[p].params))
     return digest.hexdigest()
 
   def warm_up(self) -> None:
@@ -131,7 +165,7 @@ class SyncerArrays:
       self._inspect[p](payload)
       self._mergers[p].merge((payload,), (1.0,))
       merged = self._mergers[p].merge((payload,) * 2, (0.5, 0.5))
-      jax.block_until_ready(self._outer[p].apply(*self._fragments[p], merged))
+      jax.block_until_ready(self._step(1, p, merged))
 
   # --- Answers --------------------------------------------------------------
 
@@ -147,11 +181,11 @@ class SyncerArrays:
       )
       offset = end
       with jax.default_device(self._device):
-        finite, lengths = self._inspect[p](payloads[p])
-      if not finite:
+        _, lengths = self._inspect[p](payloads[p])
+      norm = fragment_norm(lengths)
+      if norm is None:
         return None
-      norm = float(np.linalg.norm(np.asarray(lengths, np.float64)))
-      norms.append(round(norm * NORM_UNITS))
+      norms.append(norm)
     self._answers[key] = payloads
     return tuple(norms)
 
@@ -183,15 +217,29 @@ class SyncerArrays:
       merged = self._mergers[p].merge(
         (self._answers[key][p] for key in held), weights
       )
-      fragment = self._outer[p].apply(*self._fragments[p], merged)
+      fragment = self._step(t, p, merged)
     self._candidates.setdefault(t, {})[p] = fragment
     return fragment
+
+  def _step(self, t: int, p: int, merged: Any) -> Fragment:
+    """The outer step; what of it is published is the truth."""
+    old = self._fragments[p]
+    new, outer = self._outer[p].apply(old.params, old.outer, merged, t)
+    if self.downlink is None:
+      return Fragment(new, outer)
+    codec = self.downlink.codec
+    payload, residual = downlink.step_encoder(codec)(
+      old.residual, old.params, new, self._words(t, 0, p)
+    )
+    params = downlink.step_adder(codec)(old.params, payload)
+    return Fragment(params, outer, residual, payload)
 
   def close(self, t: int, won: bool) -> None:
     """Round t has a commit: ours, whose candidate becomes the truth, or not."""
     fragments = self._candidates.pop(t)
     if won:
       for p, fragment in fragments.items():
+        fragment = fragment._replace(payload=None)
         self._fragments[p] = jax.tree.map(np.asarray, fragment)
     # A copy of the keys: other threads add answers meanwhile.
     for key in [key for key in list(self._answers) if key[0] <= t]:
@@ -201,6 +249,5 @@ class SyncerArrays:
 # Fragments of equal shapes share their compiled functions, and so do all the
 # syncer's lives that one process simulates or replays.
 _merger = functools.cache(merge.Merger)
-_outer = functools.cache(make_outer)
 _outer_step = functools.cache(OuterStep)
 _inspector = functools.cache(codecs.inspect)

@@ -4,15 +4,17 @@ import re
 from typing import Any
 
 from ddiloco.engine.actor import Lane, Plane, Work
+from ddiloco.engine.downlink import read_params, step_object
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
 from ddiloco.engine.records import read_commit
 from ddiloco.engine.tape_writer import TapeWriter
-from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol import keys, messages, retention, wire
 from ddiloco.protocol.messages import (
   AnswerHeader,
   Commit,
   FragmentState,
   Member,
+  StepRef,
 )
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
@@ -47,6 +49,7 @@ class SyncerPlane(Plane):
     self._rules, self._epoch, self._tape = rules, epoch, tape
     self._headers: dict[Key, AnswerHeader] = {}
     self._members: dict[int, tuple[int, int, bool]] = {}
+    self._fragments: tuple[FragmentState, ...] = ()  # the newest versions
 
   # --- State ----------------------------------------------------------------
 
@@ -54,26 +57,36 @@ class SyncerPlane(Plane):
     """Stores round 0's fragments; returns their records."""
     states = []
     for p in range(self._rules.schedule.num_fragments):
-      states.append((yield from self._store(0, p, self.arrays.stored(p))))
-    return tuple(states)
+      states.append((yield from self._store(0, p)))
+    self._fragments = tuple(states)
+    return self._fragments
 
   def load(self, commit: Commit) -> Job:
     """Goes on from a commit: parameters and outer states."""
     for p, ref in enumerate(commit.fragments):
-      where = (ref.version, p, ref.epoch)
-      params = yield Call("get", (keys.params(*where),))
-      outer = yield Call("get", (keys.outer_state(*where),))
       try:
-        self.arrays.load(p, ref, params and params.value, outer and outer.value)
+        params = yield from read_params(p, ref, self.arrays.downlink)
+        key = keys.outer_state(ref.version, p, ref.epoch)
+        outer = yield Call("get", (key,))
+        self.arrays.load(p, ref, params, outer and outer.value)
       except ValueError as error:
         raise DamagedRun(
           f"cannot go on from commit {commit.round}: {error}"
         ) from error
+    self._fragments = commit.fragments
 
-  def _store(self, t: int, p: int, stored: tuple[bytes, bytes]) -> Job:
-    params, outer = stored
-    where = (t, p, self._epoch)
-    yield Call("put", (keys.params(*where), params), durable=True)
+  def _store(self, t: int, p: int) -> Job:
+    """Version 0, or what round t is going to commit."""
+    params, outer = self.arrays.stored(p, t or None)
+    payload = self.arrays.step(p, t)
+    where, step = (t, p, self._epoch), None
+    if payload is not None:
+      data = step_object(payload, self._rules.run_id, p, self._fragments[p])
+      yield Call("put", (keys.step(*where), data), durable=True)
+      full = retention.is_full(t, p, self._rules)
+      step = StepRef(len(data), wire.sha256(data), full)
+    if step is None or step.full:
+      yield Call("put", (keys.params(*where), params), durable=True)
     yield Call("put", (keys.outer_state(*where), outer), durable=True)
     return FragmentState(
       version=t,
@@ -82,6 +95,7 @@ class SyncerPlane(Plane):
       params_sha256=wire.sha256(params),
       outer_bytes=len(outer),
       outer_sha256=wire.sha256(outer),
+      step=step,
     )
 
   # --- Commands -------------------------------------------------------------
@@ -129,7 +143,7 @@ class SyncerPlane(Plane):
     due = [item.fragment for item in counted[0].contributions]
     for index, p in enumerate(due):
       yield Ready(self.arrays.merge(t, p, index, counted))
-      states.append((yield from self._store(t, p, self.arrays.stored(p, t))))
+      states.append((yield from self._store(t, p)))
     return Merged(0, t, tuple(states))
 
   def _commit(self, commit: Commit) -> Job:
@@ -137,6 +151,8 @@ class SyncerPlane(Plane):
     yield from self._tape.flush()
     won = yield Call("put_if_absent", (keys.commit(t), data), durable=True)
     self.arrays.close(t, won)
+    if won:
+      self._fragments = commit.fragments
     # A copy of the keys: other threads add headers meanwhile.
     for key in [key for key in list(self._headers) if key[0] <= t]:
       self._headers.pop(key, None)
@@ -148,25 +164,30 @@ class SyncerPlane(Plane):
       for t in command.answers:
         yield Call("delete_prefix", (keys.answers(t),))
       for version, p in command.states:
-        yield Call("delete_prefix", (keys.states(version, p),))
+        yield from self._sweep_states(version, p)
       for t in command.commits:
         yield from _sweep_commit(keys.commit(t))
     except ExchangeError:
       pass
     return None
 
+  def _sweep_states(self, version: int, p: int) -> Job:
+    rules = self._rules
+    gone = retention.outlived(version, p, rules.schedule, rules.full_every)
+    for old in gone.versions:
+      prefix = keys.states(old, p)
+      if not gone.kinds:
+        yield Call("delete_prefix", (prefix,))
+        continue
+      for name in (yield Call("list", (prefix,))):
+        if name.endswith(gone.kinds):
+          yield Call("delete", (name,))
+
   def sweep_all(self, commit: Commit) -> Job:
     """Deletes what earlier lives left that this commit does not need."""
     schedule = self._rules.schedule
-    keep = set()
-    for p, ref in enumerate(commit.fragments):
-      keep.add(keys.states(ref.version, p))
-      keep.add(keys.states(schedule.version_before(p, ref.version), p))
     for name in (yield Call("list", (keys.STATES,))):
-      version = keys.state_version(name)
-      # A newer one may be another syncer's, who is about to commit it.
-      newer = version is not None and version > commit.round
-      if not newer and not any(name.startswith(prefix) for prefix in keep):
+      if not self._keeps(name, commit):
         yield Call("delete", (name,))
     for name in (yield Call("list", (keys.ANSWERS,))):
       t = keys.answer_round(name)
@@ -178,6 +199,14 @@ class SyncerPlane(Plane):
       t = keys.commit_round(name) or 0
       if max(oldest - schedule.interval, 0) < t <= oldest:
         yield from _sweep_commit(name)
+
+  def _keeps(self, name: str, commit: Commit) -> bool:
+    parts = keys.state_parts(name)
+    if parts is None or parts[1] >= len(commit.fragments):
+      return False
+    version, p, kind = parts
+    newest = commit.fragments[p].version
+    return retention.keeps(kind, version, newest, p, self._rules)
 
   # --- What to look for -----------------------------------------------------
 

@@ -83,7 +83,7 @@ class Progress:
     alive = [c.name for c in self._children.values() if c.running and c.ready]
     return (
       f"; no commit for {quiet_s:.0f} s: quorum is "
-      f"{self._config.sync.quorum_min}, alive are {', '.join(alive) or 'none'}"
+      f"{self._config.quorum}, alive are {', '.join(alive) or 'none'}"
     )
 
   def _table(self, view: View) -> Table:

@@ -73,6 +73,14 @@ def _exit_code(reason: str, learner: int) -> Exit:
   if reason.startswith(SUPERSEDED):
     logger.error("learner %d stops: %s", learner, reason)
     return Exit.SUPERSEDED
+  if reason == machine.DIVERGED:
+    logger.error(
+      "learner %d stops: %s. Its next life goes on from the newest commit; if "
+      "that diverges too, lower inner.learning_rate.",
+      learner,
+      reason,
+    )
+    return Exit.FAILED
   logger.info("learner %d stops: %s", learner, reason)
   return Exit.STOPPED
 
@@ -95,7 +103,7 @@ class Life:
     """Takes the newest parameters and claims the next incarnation."""
     setup = self._setup
     state, position = self._restored_state()
-    newest, params = self._newest_params()
+    newest, params = self._newest_params(state)
     state = setup.program.with_params(state, params)
     self._member, last = setup.run(
       startup.claim_member(
@@ -148,13 +156,7 @@ class Life:
   ) -> LearnerPlane:
     setup = self._setup
     return LearnerPlane(
-      arrays=LearnerArrays(
-        setup.program,
-        state,
-        setup.layout,
-        setup.codec,
-        schedule_clock=setup.config.inner.clock,
-      ),
+      arrays=LearnerArrays(setup.config, setup.model, state),
       rules=rules,
       learner=self._learner,
       incarnation=self._member.incarnation,
@@ -206,14 +208,14 @@ class Life:
     logger.info("inner optimizer from the checkpoint at %s", restored.position)
     return restored.state, restored.position
 
-  def _newest_params(self) -> tuple[startup.Newest, Any]:
+  def _newest_params(self, state: Any) -> tuple[startup.Newest, Any]:
     """The newest commit and its parameters; retention may be faster once."""
     setup = self._setup
     deadline_s = time.monotonic() + self._live.start_deadline_s
     while True:
       newest = setup_lib.wait_for_run(setup)
       try:
-        return newest, setup_lib.load_params(setup, newest.commit)
+        return newest, setup_lib.load_params(setup, newest.commit, state)
       except ValueError as error:
         if setup.interrupt.is_set() or time.monotonic() > deadline_s:
           raise

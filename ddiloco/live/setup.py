@@ -13,12 +13,12 @@ from ddiloco.algo import codecs
 from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import loading, startup
-from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.engine.downlink import make_downlink, read_params
+from ddiloco.engine.records import place_params
 from ddiloco.live.driver import run_job
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.log import logger
 from ddiloco.live.workdir import exchange_url, open_exchange
-from ddiloco.protocol import keys
 from ddiloco.protocol.messages import Commit
 from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.protocol.schedule import Schedule
@@ -36,6 +36,14 @@ class Setup:
   state: Any  # the program's initial state
   layout: Layout
   codec: codecs.Codec
+  learner: int | None  # whose view it is
+
+  @property
+  def model(self) -> loading.Model:
+    """The program, its initial state, and how they are exchanged."""
+    return loading.Model(
+      self.program, self.state, self.layout, self.codec, self.learner
+    )
 
   def run(self, job: Any) -> Any:
     """Runs a start-up job to its end."""
@@ -105,16 +113,18 @@ def log_changes(changes: dict[str, Any], workdir: pathlib.Path) -> None:
     file.write(json.dumps({k: list(v) for k, v in changes.items()}) + "\n")
 
 
-def load_params(setup: Setup, commit: Commit) -> Any:
-  """The parameters as of a commit; `ValueError` if one is gone or damaged."""
-  leaves, treedef = jax.tree.flatten(setup.program.params(setup.state))
-  for p, ref in enumerate(commit.fragments):
-    item = setup.exchange.get(keys.params(ref.version, p, ref.epoch))
-    shapes = fragment_shapes(setup.layout, p)
-    tensors = read_params(item and item.value, ref, shapes)
-    for i, tensor in zip(setup.layout.fragment(p), tensors, strict=True):
-      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
-  return jax.tree.unflatten(treedef, leaves)
+def load_params(setup: Setup, commit: Commit, state: Any) -> Any:
+  """The parameters as of a commit; `ValueError` if one is gone or damaged.
+
+  Frozen ones are those of `state`.
+  """
+  downlink = make_downlink(setup.config, setup.layout)
+  objects = [
+    setup.run(read_params(p, ref, downlink))
+    for p, ref in enumerate(commit.fragments)
+  ]
+  own = setup.program.params(state)
+  return place_params(setup.layout, own, commit.fragments, objects)
 
 
 def host_leaves(params: Any) -> list[Any]:

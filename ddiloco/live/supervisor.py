@@ -172,7 +172,7 @@ class Supervisor:
     completed = any(c.over and c.code == Exit.OK for c in learners)
     if completed or self._faults.waiting:
       return None
-    quorum = self._config.sync.quorum_min
+    quorum = self._config.quorum
     if len(able) >= quorum:
       return None
     gone = ", ".join(c.name for c in learners if c not in able)

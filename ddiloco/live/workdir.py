@@ -9,7 +9,7 @@ from ddiloco import config as config_lib
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.live.exchange import TensorStoreExchange
-from ddiloco.protocol import keys
+from ddiloco.protocol import keys, messages, wire
 
 RESOLVED = "config.json"
 _LOCK = "lock"
@@ -48,11 +48,27 @@ def lock(workdir: pathlib.Path) -> IO[str]:
 
 
 def has_run(exchange: TensorStoreExchange) -> bool:
-  """Whether a run was started here; `ConfigError` if one cannot even look."""
+  """Whether a run was started here.
+
+  Raises `ConfigError` if one cannot even look, or nobody can go on with it.
+  """
   try:
-    return exchange.get(keys.commit(0)) is not None
+    item = exchange.get(keys.commit(0))
   except ExchangeError as error:
     raise ConfigError(f"--exchange cannot be read: {error}") from error
+  if item is None:
+    return False
+  try:
+    genesis = messages.decode(messages.Commit, item.value).genesis
+  except wire.WireError:
+    return True  # whoever starts names the damage
+  if genesis is not None and not genesis.has_arrays:
+    raise ConfigError(
+      "the run in this exchange was simulated without arrays (--compute=none), "
+      "so nobody can go on with it. Train along it (launch.simulate "
+      "--history), or choose another --workdir."
+    )
+  return True
 
 
 def settle_config(

@@ -10,6 +10,7 @@ Performed by live runs and simulations alike:
 
 Only by simulations, which own the network, the clocks and the store:
 
+  shrink     the learner's island is without one of its slices for `for`.
   partition  for `for`, nothing that the actor asks of the exchange arrives.
   clog       it is held back for `for`, then arrives all at once.
   jump       the actor's clock leaps ahead by `for`.
@@ -17,7 +18,7 @@ Only by simulations, which own the network, the clocks and the store:
   outlier    ... is `factor` times too large,
   layout     ... is cut by another layout,
   outdated   ... is measured from a version before its anchor.
-  rival      a second syncer works for `for`; both believe they have the lease.
+  rival      for `for` a second syncer works; both believe in their lease.
   outage     for `for`, the exchange answers nobody.
   full       for `for`, the exchange takes no writes.
 """
@@ -46,6 +47,7 @@ KINDS = {
   "slow": Kind(("learner",), span="optional", has_factor=True),
   "stop": Kind(_ROLES),
   "start": Kind(("learner",)),
+  "shrink": Kind(("learner",), span="required", live=False),
   "partition": Kind(_ROLES, span="required", live=False),
   "clog": Kind(_ROLES, span="required", live=False),
   "jump": Kind(_ROLES, span="required", live=False),

@@ -14,7 +14,7 @@ TAPES = "tape/"
 LEASE = "lease/0"
 _COMMIT = re.compile(r"commit/([0-9]{9})")
 _ANSWER = re.compile(r"answer/([0-9]{9})\.")
-_STATE = re.compile(r"state/([0-9]{9})\.")
+_STATE = re.compile(r"state/([0-9]{9})\.([0-9]+)\.[0-9]+\.(params|outer|step)")
 _MEMBER = re.compile(r"members/([0-9]{1,6})\.([0-9]{1,9})")
 
 
@@ -57,12 +57,6 @@ def states(version: int, fragment: int) -> str:
   return f"{STATES}{version:09d}.{fragment}."
 
 
-def state_version(key: str) -> int | None:
-  """The version of anything stored for a fragment; None if it is none."""
-  match = _STATE.match(key)
-  return int(match[1]) if match else None
-
-
 def params(version: int, fragment: int, epoch: int) -> str:
   """The f32 parameters of one version, as that syncer wrote them."""
   return f"{states(version, fragment)}{epoch}.params"
@@ -71,6 +65,20 @@ def params(version: int, fragment: int, epoch: int) -> str:
 def outer_state(version: int, fragment: int, epoch: int) -> str:
   """The outer optimizer's state that belongs to them."""
   return f"{states(version, fragment)}{epoch}.outer"
+
+
+def step(version: int, fragment: int, epoch: int) -> str:
+  """The encoded step from the version before to this one."""
+  return f"{states(version, fragment)}{epoch}.step"
+
+
+def state_parts(key: str) -> tuple[int, int, str] | None:
+  """The (version, fragment, kind) of such an object; None if it is none.
+
+  The kind is params, outer or step.
+  """
+  match = _STATE.fullmatch(key)
+  return (int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def member(learner: int, incarnation: int) -> str:

@@ -10,12 +10,11 @@ from typing import Any
 
 from ddiloco.protocol.fields import replace
 from ddiloco.protocol.learner_answers import (
-  answer_now,
   answer_or_retry,
   answered,
   choose,
-  retry,
 )
+from ddiloco.protocol.learner_policies import boundary_exact, boundary_own
 from ddiloco.protocol.learner_types import (
   AnswerFailed,
   AnswerWritten,
@@ -31,6 +30,7 @@ from ddiloco.protocol.learner_types import (
   FragmentView,
   Joined,
   LearnerState,
+  Resized,
   Settle,
   Step,
   StepDone,
@@ -39,14 +39,15 @@ from ddiloco.protocol.learner_types import (
   Tick,
 )
 from ddiloco.protocol.learner_views import (
-  applied_up_to,
   fills_gap,
   out_of_reach,
 )
 from ddiloco.protocol.rules import Rules
-from ddiloco.types import SECOND_NS, Apply, Wait
+from ddiloco.types import SECOND_NS, Apply, Refusal, Wait
 
 COMPLETED = "completed"
+DIVERGED = "its parameters are not finite"
+_DIVERGED_MAX = 3  # answers in a row: one may be a fragment's own trouble
 _Commands = list[Command]
 
 
@@ -61,6 +62,7 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
     stepping=False,
     tokens=0,
     next_sample=event.next_sample,
+    samples=event.samples,
     seen=event.seen,
     run_tokens=event.run_tokens,
     fragments=tuple(
@@ -81,10 +83,12 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
     paced_step=0,
     came_late=False,
     step_ns=0,
+    fastest_ns=0,
     fetch_ns=0,
     seen_ns=(),
     step_started_ns=0,
     waiting_since_ns=0,
+    diverged=0,
     stopping="",
     done=False,
   )
@@ -92,7 +96,7 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
   if rules.ended(event.seen, event.run_tokens):
     state = replace(state, stopping=COMPLETED)
     return _finish(state, out), out
-  return _dispatch(state, event.now_ns, out), out
+  return _dispatch(state, event.now_ns, rules, out), out
 
 
 def step(
@@ -113,10 +117,16 @@ def step(
       state = _fetched(state, event)
     case FetchFailed():
       state = _drop_fetch(state, event.round)
-    case AnswerWritten() | AnswerFailed():
+    case AnswerWritten():
+      state = replace(_answer_settled(state, event.round), diverged=0)
+    case AnswerFailed():
       state = _answer_settled(state, event.round)
+      if event.refusal is Refusal.NON_FINITE:
+        state = _not_finite(state)
     case StopRequested():
       state = replace(state, stopping=state.stopping or event.reason)
+    case Resized():
+      state = replace(state, samples=event.samples)
     case Tick():
       pass
     case Joined():
@@ -186,6 +196,7 @@ def _saw_commit(
     state,
     seen=t,
     run_tokens=event.run_tokens,
+    fastest_ns=event.step_ns or state.fastest_ns,
     came_late=came_late,
     answers=tuple([a for a in state.answers if a.round != t]),
   )
@@ -270,6 +281,14 @@ def _answer_settled(state: LearnerState, t: int) -> LearnerState:
   )
 
 
+def _not_finite(state: LearnerState) -> LearnerState:
+  """Nothing heals parameters that are no numbers; a new life may."""
+  state = replace(state, diverged=state.diverged + 1)
+  if state.diverged < _DIVERGED_MAX:
+    return state
+  return replace(state, stopping=state.stopping or DIVERGED)
+
+
 # --- What happens at a step boundary ----------------------------------------
 
 
@@ -281,9 +300,9 @@ def _boundary(
   state = _apply(state, rules, out)
   state = _refetch(state, now_ns, out)
   if rules.apply is Apply.OWN:
-    state, held = _boundary_own(state, now_ns, rules, out)
+    state, held = boundary_own(state, now_ns, rules, out)
   elif rules.wait is Wait.EXACT:
-    state, held = _boundary_exact(state, now_ns, rules, out)
+    state, held = boundary_exact(state, now_ns, rules, out)
   else:
     t = choose(state, rules)
     state = answer_or_retry(state, t, now_ns, rules, out)
@@ -292,14 +311,20 @@ def _boundary(
     since_ns = state.waiting_since_ns or max(now_ns, 1)
     return replace(state, waiting_since_ns=since_ns)
   every = rules.checkpoint_every_steps
-  if every and state.step and state.step % every == 0:
+  if every and state.step and state.step % every == 0 and not state.diverged:
     out.append(Checkpoint(state.step, state.seen, state.next_sample))
-  return _dispatch(state, now_ns, out)
+  return _dispatch(state, now_ns, rules, out)
 
 
-def _dispatch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
+def _dispatch(
+  state: LearnerState, now_ns: int, rules: Rules, out: _Commands
+) -> LearnerState:
+  share = rules.samples(state.learner, state.seen)
+  samples = min(state.samples or share, share or state.samples)
   out.append(
-    Step(state.step + 1, state.next_sample, state.seen, state.run_tokens)
+    Step(
+      state.step + 1, state.next_sample, state.seen, state.run_tokens, samples
+    )
   )
   return replace(
     state, stepping=True, step_started_ns=now_ns, waiting_since_ns=0
@@ -307,7 +332,7 @@ def _dispatch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
 
 
 def _finish(state: LearnerState, out: _Commands) -> LearnerState:
-  if state.step:
+  if state.step and not state.diverged:
     out.append(Checkpoint(state.step, state.seen, state.next_sample))
   out.append(Stop(state.stopping))
   return replace(state, done=True)
@@ -348,37 +373,6 @@ def _refetch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
     if t not in state.fetching and t not in state.fetched:
       state = _fetch(state, t, now_ns, out)
   return state
-
-
-def _boundary_exact(
-  state: LearnerState, now_ns: int, rules: Rules, out: _Commands
-) -> tuple[LearnerState, bool]:
-  """Policy wait = exact: own steps are the global clock."""
-  clock, schedule = state.base + state.step, rules.schedule
-  if not applied_up_to(state, clock - max(schedule.overlap, 1), rules):
-    return retry(state, now_ns, rules, out), True
-  due = schedule.is_round(clock) and clock > state.seen
-  if due and not answered(state, clock):
-    state = answer_or_retry(state, clock, now_ns, rules, out)
-    if not answered(state, clock):
-      return state, True  # a round left out would never be answered
-  held = schedule.overlap == 0 and not applied_up_to(state, clock, rules)
-  return retry(state, now_ns, rules, out), held
-
-
-def _boundary_own(
-  state: LearnerState, now_ns: int, rules: Rules, out: _Commands
-) -> tuple[LearnerState, bool]:
-  """Policy apply = own: after an answer, wait for the commit counting it."""
-  view = state.fragments[0]
-  if not state.answers and view.seen == view.anchor:
-    t = rules.schedule.next_round(state.seen)
-    due = state.step - state.paced_step >= rules.schedule.gap(t)
-    if view.steps and (due or state.came_late):
-      state = answer_now(state, t, now_ns, out, rules)
-    else:
-      return state, False
-  return retry(state, now_ns, rules, out), True
 
 
 def _average(average_ns: int, sample_ns: int) -> int:

@@ -27,6 +27,19 @@ def can_answer(state: LearnerState, t: int, rules: Rules) -> bool:
   return current and all(view.steps > 0 for view in views)
 
 
+def own_interval(state: LearnerState, t: int, rules: Rules) -> int:
+  """Own steps from one answer to the next, which is to be round t's.
+
+  With dynamic steps (DyLU, arXiv 2401.09135) a slower learner takes fewer, so
+  that all answer equally often.
+  """
+  gap = rules.schedule.gap(t)
+  if not (rules.dynamic_steps and state.fastest_ns and state.step_ns):
+    return gap
+  nearest = (gap * state.fastest_ns + state.step_ns // 2) // state.step_ns
+  return min(max(nearest, 1), gap)
+
+
 def choose(state: LearnerState, rules: Rules) -> int | None:
   """The open round to answer now, if any.
 

@@ -5,6 +5,7 @@ Times are `now_ns` of the learner's own monotonic clock; durations are ns.
 
 from ddiloco.protocol.fields import record
 from ddiloco.protocol.messages import Contribution
+from ddiloco.types import Refusal
 
 
 @record
@@ -41,6 +42,7 @@ class LearnerState:
   stepping: bool
   tokens: int  # of this life
   next_sample: int
+  samples: int  # that the island takes per inner step at most; 0: all
   seen: int  # the newest commit seen
   run_tokens: int  # of the whole run, as that commit says
   fragments: tuple[FragmentView, ...]
@@ -51,10 +53,12 @@ class LearnerState:
   paced_step: int  # own step of the last first answer, or the start
   came_late: bool  # the last decided answer was not counted
   step_ns: int  # moving average; 0 before the first step
+  fastest_ns: int  # the fastest learner's, as the newest commit says
   fetch_ns: int  # moving average of commit seen to fetched
   seen_ns: tuple[tuple[int, int], ...]  # (round, when) of the fetching ones
   step_started_ns: int
   waiting_since_ns: int  # 0: not held by `wait`
+  diverged: int  # answers in a row that were not finite
   stopping: str  # the reason, once asked to stop
   done: bool
 
@@ -73,6 +77,7 @@ class Joined:
   run_tokens: int
   versions: tuple[tuple[int, int], ...]  # (version, epoch) per fragment
   next_sample: int
+  samples: int = 0  # as in `Resized`
 
 
 @record
@@ -96,6 +101,7 @@ class CommitSeen:
   epoch: int
   counted_attempt: int  # of this life's answer; 0: not counted
   run_tokens: int
+  step_ns: int = 0  # of the fastest learner; 0: unknown
 
 
 @record
@@ -140,12 +146,16 @@ class AnswerWritten:
 
 @record
 class AnswerFailed:
-  """It is not: the store did not answer, or the gradient is not finite."""
+  """It is not: the store did not answer, or the learner's own guard did.
+
+  `refusal` says what its outer gradient would have been refused for.
+  """
 
   now_ns: int
   round: int
   attempt: int
   reason: str
+  refusal: Refusal | None = None
 
 
 @record
@@ -153,6 +163,14 @@ class Tick:
   """The time the machine asked to be woken at."""
 
   now_ns: int
+
+
+@record
+class Resized:
+  """The island has other devices at work now."""
+
+  now_ns: int
+  samples: int  # that it takes per inner step at most; 0: all
 
 
 @record
@@ -173,6 +191,7 @@ Event = (
   | AnswerWritten
   | AnswerFailed
   | Tick
+  | Resized
   | StopRequested
 )
 
@@ -187,6 +206,7 @@ class Step:
   first_sample: int
   seen: int  # the global step, one of the schedule's clocks
   run_tokens: int  # the other one
+  samples: int = 0  # to take; 0: as many as the program does
 
 
 @record

@@ -5,9 +5,10 @@ Per learner and fragment, in exact integers,
   processed = merged + pending + lost, and the lost ones by cause:
 
   late         its answer came after the round had closed
-  refused:why  the syncer left its answer out
+  refused:why  the syncer, or already the learner's guard, left its answer out
   unanswered   a newer version was applied before any answer
   overwritten  stepped after the answer that decided
+  blended      the same, where learners keep a share of their own parameters
   died         no answer carried it when its life ended
 
 A life's tape is cut into segments, each from one version of a fragment to
@@ -34,6 +35,7 @@ PENDING = "pending"
 LATE = "late"
 UNANSWERED = "unanswered"
 OVERWRITTEN = "overwritten"
+BLENDED = "blended"
 DIED = "died"
 REFUSED = "refused:"
 
@@ -117,14 +119,22 @@ class Account:
 class LifeTape:
   """Cuts one life's tape into segments, record by record."""
 
-  def __init__(self, learner: int, incarnation: int, num_fragments: int):
+  def __init__(
+    self,
+    learner: int,
+    incarnation: int,
+    num_fragments: int,
+    *,
+    blended: bool = False,
+  ):
+    self._overwritten = BLENDED if blended else OVERWRITTEN
     self.learner, self.incarnation = learner, incarnation
     self.tokens = 0
     self._base = [0] * num_fragments  # self.tokens at the last apply
     self._answers: list[list[Answer]] = [[] for _ in range(num_fragments)]
     self._closed: list[Segment] = []
     self._written: set[tuple[int, int]] = set()
-    self._failed: set[tuple[int, int]] = set()
+    self._failed: dict[tuple[int, int], Refusal | None] = {}
 
   def record(self, event: Any, commands: Iterable[Any]) -> None:
     """Takes the next record of the tape."""
@@ -134,7 +144,7 @@ class LifeTape:
       case AnswerWritten():
         self._written.add((event.round, event.attempt))
       case AnswerFailed():
-        self._failed.add((event.round, event.attempt))
+        self._failed[event.round, event.attempt] = event.refusal
     for command in commands:
       match command:
         case ApplyFragments():
@@ -156,12 +166,12 @@ class LifeTape:
     """Where a segment's tokens went; the shares sum to its tokens."""
     tokens = segment.tokens
     answers = [
-      (min(answer.tokens, tokens), verdicts.fate(self._key(answer)))
+      (min(answer.tokens, tokens), self._fate(answer, verdicts))
       for answer in segment.answers
       if self._reached(answer, segment.end, verdicts)
     ]
     rest_goes = {
-      End.APPLIED: OVERWRITTEN if answers else UNANSWERED,
+      End.APPLIED: self._overwritten if answers else UNANSWERED,
       End.DEATH: DIED,
       End.RUN: PENDING,
     }[segment.end]
@@ -182,7 +192,7 @@ class LifeTape:
     fates: dict[int, str] = {}
     for segment in self.segments(died=died):
       for answer in segment.answers:
-        fate = verdicts.fate(self._key(answer))
+        fate = self._fate(answer, verdicts)
         if not self._reached(answer, segment.end, verdicts):
           fate = UNANSWERED
         # The newest attempt speaks for the round, unless one was counted.
@@ -206,13 +216,19 @@ class LifeTape:
   def _key(self, answer: Answer) -> AnswerKey:
     return answer.round, self.learner, self.incarnation, answer.attempt
 
+  def _fate(self, answer: Answer, verdicts: Verdicts) -> str:
+    refusal = self._failed.get((answer.round, answer.attempt))
+    if refusal is not None:
+      return f"{REFUSED}{refusal}"
+    return verdicts.fate(self._key(answer))
+
   def _reached(self, answer: Answer, end: End, verdicts: Verdicts) -> bool:
-    """Whether an answer was ever there to be counted."""
+    """Whether an answer was there to be counted, or kept back for cause."""
     key, attempt = self._key(answer), (answer.round, answer.attempt)
     if key in verdicts.seen or verdicts.fate(key) == MERGED:
       return True
     if attempt in self._failed:
-      return False
+      return self._failed[attempt] is not None
     # One still on its way dies with its life, and counts as tried otherwise.
     return attempt in self._written or end is not End.DEATH
 

@@ -11,6 +11,8 @@ from ddiloco.protocol import wire
 from ddiloco.protocol.fields import record
 from ddiloco.types import Refusal
 
+NO_LAYOUT = "{}"
+
 
 @record
 class PartRef:
@@ -73,8 +75,20 @@ class Refused:
 
 
 @record
+class StepRef:
+  """The encoded step to a version: what must be found under its key."""
+
+  bytes: int
+  sha256: str
+  full: bool  # whether the version's parameters are stored too
+
+
+@record
 class FragmentState:
-  """Where a fragment's newest version is stored, and its digests."""
+  """Where a fragment's newest version is stored, and its digests.
+
+  Those of its parameters hold whether they are stored or come of steps.
+  """
 
   version: int
   epoch: int
@@ -82,6 +96,16 @@ class FragmentState:
   params_sha256: str
   outer_bytes: int
   outer_sha256: str
+  step: StepRef | None = None  # None: only the parameters are stored
+
+
+@record
+class StepLink:
+  """Follows an encoded step in its object: the version it starts from."""
+
+  run_id: str
+  fragment: int
+  previous: FragmentState
 
 
 @record
@@ -101,8 +125,13 @@ class Genesis:
 
   config: str  # canonical JSON
   config_sha256: str
-  layout: str  # canonical JSON
+  layout: str  # canonical JSON; `NO_LAYOUT`: the protocol ran without arrays
   code_version: str
+
+  @property
+  def has_arrays(self) -> bool:
+    """Whether there is anything trained, or only its history."""
+    return self.layout != NO_LAYOUT
 
 
 @record
@@ -120,6 +149,7 @@ class Commit:
   progress: tuple[Progress, ...]
   vector_clock: tuple[tuple[str, int], ...]
   genesis: Genesis | None
+  step_ns: int = 0  # xi_step: of the fastest live learner; 0: unknown
 
   def counted_attempt(self, learner: int, incarnation: int) -> int:
     """The attempt of that life's counted answer; 0 if none was."""
@@ -164,12 +194,13 @@ _CACHED_BYTES_MAX = 64 * 1024
 _KINDS = {
   AnswerHeader: "answer",
   Commit: "commit",
+  StepLink: "step",
   Member: "member",
   Lease: "lease",
 }
 
 
-def encode(record: AnswerHeader | Commit | Member | Lease) -> bytes:
+def encode(record: AnswerHeader | Commit | StepLink | Member | Lease) -> bytes:
   """The bytes of a record."""
   return wire.frame(_KINDS[type(record)], wire.to_plain(record))
 

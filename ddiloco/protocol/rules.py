@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from ddiloco.config import Config, seconds_to_ns
+from ddiloco.config import CodecConfig, Config, codecs, seconds_to_ns
 from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.shares import Share, make_shares, samples
 from ddiloco.types import Anchor, Apply, Wait
 
 PERMILLE = 1000
@@ -29,11 +30,20 @@ class Rules:
   stop_rounds: int
   stop_tokens: int
   checkpoint_every_steps: int
+  dynamic_steps: bool = False  # apply = own: H in proportion to speed
+  full_every: int = 0  # versions to a full one between steps; 0: no steps
+  blended: bool = False  # learners keep a share of their own parameters
+  global_batch: int = 0  # samples of all learners per step; 0: not fixed
+  shares: tuple[Share, ...] = ()  # of it
 
   @property
   def writes_max(self) -> int:
     """Answers a learner may have on their way to the store at once."""
     return max(self.schedule.overlap, 1) + 1
+
+  def samples(self, learner: int, seen: int) -> int:
+    """How many a learner takes next; 0: as many as its program does."""
+    return samples(self.shares, self.global_batch, learner, seen)
 
   def ended(self, t: int, tokens: int) -> bool:
     """Whether the run ends with the commit of round t."""
@@ -57,7 +67,7 @@ def make_rules(
     schedule=Schedule(
       sync.num_fragments, sync.interval_steps, sync.overlap_steps
     ),
-    quorum_min=sync.quorum_min,
+    quorum_min=config.quorum,
     grace=sync.grace,
     grace_margin_permille=round(sync.grace_margin * PERMILLE),
     wait=sync.wait,
@@ -68,11 +78,24 @@ def make_rules(
     stop_rounds=config.stop.rounds,
     stop_tokens=config.stop.tokens,
     checkpoint_every_steps=config.live.checkpoint_every_steps,
+    dynamic_steps=sync.dynamic_steps,
+    full_every=(
+      0 if config.codec.down == codecs.NONE else config.codec.down_full_every
+    ),
+    blended=sync.blend > 0,
+    global_batch=config.learners.global_batch,
+    shares=make_shares(config),
   )
 
 
 def codec_name(config: Config) -> str:
   """What answers state as their codec; differing ones cannot be mixed."""
-  codec = config.codec
-  block = f"/{codec.block_size}" if codec.up.startswith("int") else ""
-  return codec.up + block
+  codec, default = config.codec, CodecConfig()
+  name = codec.up
+  if codecs.blocked(name):
+    name += f"/{codec.block_size}"
+  for option in ("scale", "topk_fraction"):
+    value = getattr(codec, option)
+    if codecs.uses(codec.up, option) and value != getattr(default, option):
+      name += f"/{value}"
+  return name

@@ -61,6 +61,19 @@ class Schedule:
     behind = (t - self.offset(fragment)) % self.interval
     return max(t - behind, 0)
 
+  def version_after(self, fragment: int, version: int) -> int:
+    """The version that follows one of a fragment's versions."""
+    if version:
+      return version + self.interval
+    return self.offset(fragment) or self.interval
+
+  def ordinal(self, fragment: int, version: int) -> int:
+    """How many versions of a fragment come before one of them."""
+    if not version:
+      return 0
+    first = self.version_after(fragment, 0)
+    return (version - first) // self.interval + 1
+
   def opens_after(self, t: int) -> int:
     """The commit a learner must have seen for round t to be open to it."""
     return self.previous_round(t - max(self.overlap, 1) + 1)

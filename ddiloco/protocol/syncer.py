@@ -40,6 +40,7 @@ from ddiloco.protocol.syncer_views import (
   change_round,
   fastest_ns,
   live_views,
+  step_ns,
 )
 
 COMPLETED = "completed"
@@ -115,7 +116,7 @@ def step(
     out.append(Stop(state.stopping))
     return replace(state, done=True), out
   state = _close(state, event.now_ns, rules, out)
-  return _commit(state, rules, out), out
+  return _commit(state, event.now_ns, rules, out), out
 
 
 def watched(state: SyncerState) -> tuple[tuple[int, int, int, int], ...]:
@@ -188,7 +189,9 @@ def _close(
   return state
 
 
-def _commit(state: SyncerState, rules: Rules, out: _Commands) -> SyncerState:
+def _commit(
+  state: SyncerState, now_ns: int, rules: Rules, out: _Commands
+) -> SyncerState:
   view = state.rounds[0] if state.rounds else None
   if view is None or not view.merged or view.committing:
     return state
@@ -219,6 +222,7 @@ def _commit(state: SyncerState, rules: Rules, out: _Commands) -> SyncerState:
           ("syncer", view.round),
         ),
         genesis=None,
+        step_ns=step_ns(state, now_ns, rules),
       )
     )
   )

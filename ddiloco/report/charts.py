@@ -37,6 +37,7 @@ _TOKENS = {
   ledger.MERGED: GREEN,
   ledger.PENDING: SKY,
   ledger.OVERWRITTEN: YELLOW,
+  ledger.BLENDED: YELLOW,
   ledger.LATE: ORANGE,
   ledger.UNANSWERED: GREY,
   ledger.DIED: BLACK,

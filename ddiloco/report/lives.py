@@ -1,6 +1,7 @@
 """What the tape of one life of a learner tells."""
 
 import array
+import json
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,13 @@ class LearnerLife:
     self.joined_round = 0
     self.last_ns = header.started_unix_ns
     self.stopped = ""  # the reason, if it stopped in good order
-    self.ledger = ledger.LifeTape(learner, header.incarnation, num_fragments)
+    sync = json.loads(header.config).get("sync", {})
+    self.ledger = ledger.LifeTape(
+      learner,
+      header.incarnation,
+      num_fragments,
+      blended=bool(sync.get("blend")),
+    )
     self.encodes: list[tuple[int, int, tuple[int, ...]]] = []
     self.written: set[tuple[int, int]] = set()
     self.failed: set[tuple[int, int]] = set()

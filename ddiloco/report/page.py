@@ -98,7 +98,6 @@ def _sections(
   run: Run, accounting: Accounting, summary: dict[str, Any]
 ) -> list[tuple[str, str, Figure]]:
   ticks = Ticks(accounting)
-  up, down = traffic(run)
   ledger = summary["ledger"]
   return [
     (
@@ -106,17 +105,7 @@ def _sections(
       "Drag to zoom, double-click to zoom out. " + _promise(run),
       timeline(run, accounting, ticks),
     ),
-    (
-      "Loss against tokens",
-      "Thin lines: training loss of each learner, nats per token, smoothed. "
-      "Diamonds: the merged model on held-out text, nats per byte.",
-      charts.loss_by_tokens(run),
-    ),
-    (
-      "Loss against time",
-      "The same losses by the clock.",
-      charts.loss_by_time(run, ticks),
-    ),
+    *(_losses(run, ticks) if run.has_arrays else ()),
     (
       "Participation",
       "How many learners' answers each round merged, and whose.",
@@ -136,17 +125,34 @@ def _sections(
       "carried it in time.",
       charts.token_ledger(ledger["learners"], ledger["fragments"]),
     ),
-    (
-      "Traffic",
-      "Encoded answers from the learners, parameters to them.",
-      charts.bytes_by_round(up, down),
-    ),
+    *(_traffic(run) if run.has_arrays else ()),
     (
       "What a round takes",
       "From its opening to its commit; several rounds are in flight at once.",
       charts.round_timing(run),
     ),
   ]
+
+
+def _losses(run: Run, ticks: Ticks) -> list[tuple[str, str, Figure]]:
+  return [
+    (
+      "Loss against tokens",
+      "Thin lines: training loss of each learner, nats per token, smoothed. "
+      "Diamonds: the merged model on held-out text, nats per byte.",
+      charts.loss_by_tokens(run),
+    ),
+    (
+      "Loss against time",
+      "The same losses by the clock.",
+      charts.loss_by_time(run, ticks),
+    ),
+  ]
+
+
+def _traffic(run: Run) -> list[tuple[str, str, Figure]]:
+  text = "Encoded answers from the learners, parameters to them."
+  return [("Traffic", text, charts.bytes_by_round(*traffic(run)))]
 
 
 def _section(chart: str, title: str, text: str) -> str:
@@ -191,7 +197,7 @@ def _tiles(summary: dict[str, Any]) -> str:
   ]
   merged = summary["tokens_merged"] / processed if processed else None
   rejoined = sum(f["incarnations"] - 1 for f in summary["learners"].values())
-  participants = summary["participants_mean"]
+  participants, sent = summary["participants_mean"], summary["bytes"]
   tiles = [
     (loss, of),
     (f"{summary['rounds']:,}", "rounds committed"),
@@ -208,10 +214,9 @@ def _tiles(summary: dict[str, Any]) -> str:
       f"{max(blocked):.1f} ms" if blocked else "–",
       "learner time a sync takes, median of the slowest",
     ),
-    (
-      size(summary["bytes"]["up"]),
-      f"sent up, {size(summary['bytes']['down'])} down",
-    ),
+    (size(sent["up"]), f"sent up, {size(sent['down'])} down")
+    if sent is not None
+    else ("–", "sent: the run had no arrays"),
   ]
   cells = "".join(
     f'<div class="tile"><b>{html.escape(value)}</b>'

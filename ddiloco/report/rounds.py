@@ -79,6 +79,7 @@ class SyncerRecords:
     self.undecided: list[tuple[Round, str]] = []  # commit on its way at death
     self.committed = 0
     self.header_bytes = 0  # of the longest header
+    self.step_bytes: dict[tuple[int, int], int] = {}  # by version, fragment
     self._due_bytes: dict[tuple[int, ...], int] = {}
 
   def read(self, reader: TapeReader, rules: Rules) -> None:
@@ -161,6 +162,10 @@ class _LifeReader:
         self._heard(event.learner, event.incarnation)
       case Merged() if event.round in self._open:
         self._open[event.round].round.merged_ns = now_ns
+        due = self._rules.schedule.fragments(event.round)
+        for p, state in zip(due, event.fragments, strict=False):
+          if state.step is not None:
+            self._whole.step_bytes[event.round, p] = state.step.bytes
       case Committed():
         self._committed(event, now_ns)
     for command in record.commands:

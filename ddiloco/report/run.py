@@ -32,6 +32,7 @@ class Run:
   run_id: str
   config: Config  # of the run's start
   config_sha256: str
+  has_arrays: bool  # False: the protocol ran alone, nothing was trained
   fragment_bytes: tuple[int, ...]  # f32 parameters of each fragment
   learners: dict[int, list[LearnerLife]]  # lives, ascending
   syncer: SyncerRecords
@@ -109,6 +110,7 @@ def load(exchange: Exchange, workdir: pathlib.Path) -> Run:
     run_id=genesis_commit.run_id,
     config=config,
     config_sha256=genesis.config_sha256,
+    has_arrays=genesis.has_arrays,
     fragment_bytes=tuple(f.params_bytes for f in genesis_commit.fragments),
     learners=learners,
     syncer=syncer,
@@ -195,7 +197,7 @@ def _read_tapes(
 def _quorum_min(header: Header, rules: Rules) -> int:
   """K may change when a run is resumed; nothing else that matters here."""
   try:
-    return config_lib.from_dict(json.loads(header.config)).sync.quorum_min
+    return config_lib.from_dict(json.loads(header.config)).quorum
   except ValueError:
     return rules.quorum_min
 

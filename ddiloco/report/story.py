@@ -44,6 +44,13 @@ def duration(ns: float) -> str:
   return f"{hours} h {minutes} min" if hours else f"{minutes} min {s} s"
 
 
+def traffic(sizes: dict[str, int] | None) -> str:
+  """What was sent both ways, for people."""
+  if sizes is None:
+    return "none, without arrays"
+  return f"{size(sizes['up'])} up, {size(sizes['down'])} down"
+
+
 def percent(share: float | None) -> str:
   """A share for people."""
   return "none" if share is None else f"{100 * share:.1f}%"
@@ -60,6 +67,8 @@ def sentences(run: Run, accounting: Accounting, head: Account) -> list[str]:
   ]
   if run.reason and run.status is not Status.COMPLETED:
     told.append(f"Reason: {run.reason.splitlines()[0].rstrip('.')}.")
+  if not run.has_arrays:
+    told.append("Simulated without arrays: nothing was trained.")
   told += _loss(run)
   if len(accounting.deaths) > _DEATHS_TOLD:
     told.append(_many_deaths(accounting))
@@ -212,11 +221,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
       f"{count(summary['tokens_pending'])} pending",
     ),
     ("lost", losses or "nothing"),
-    (
-      "traffic",
-      f"{size(summary['bytes']['up'])} up, "
-      f"{size(summary['bytes']['down'])} down",
-    ),
+    ("traffic", traffic(summary["bytes"])),
   ]
 
 

@@ -108,7 +108,9 @@ def _summary(
     "goodput": accounting.goodput,
     "uptime": accounting.uptime,
     "badput": accounting.badput,
-    "bytes": {"up": sum(up.values()), "down": sum(down.values())},
+    "bytes": {"up": sum(up.values()), "down": sum(down.values())}
+    if run.has_arrays
+    else None,
     "ledger": {
       "fragments": run.num_fragments,
       "total": _plain(total),
@@ -232,6 +234,7 @@ def _findings(run: Run, accounting: Accounting) -> list[str]:
         f"learner {learner} stepped {steps} times and none of its answers was "
         "counted"
       )
-  if run.status is Status.COMPLETED and not run.evaluations:
+  complete = run.status is Status.COMPLETED
+  if complete and run.has_arrays and not run.evaluations:
     found.append("no evaluation ran: eval.jsonl is empty or missing")
   return found

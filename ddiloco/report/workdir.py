@@ -131,9 +131,14 @@ def read_sessions(lines: list[dict[str, Any]]) -> list[Session]:
 def read_evaluations(
   path: pathlib.Path, warnings: list[str]
 ) -> list[dict[str, Any]]:
-  """The evaluations, by round; the newest of each."""
+  """The evaluations of the syncer's parameters, by round; the newest of each.
+
+  Those of learners, and scores on tasks, are left out.
+  """
   by_round = {}
   for line in read_lines(path, warnings):
+    if line.get("of", "syncer") != "syncer" or "tasks" in line:
+      continue
     numbers = [line.get(name) for name in ("round", "tokens", "loss")]
     if all(type(n) in (int, float) for n in numbers):
       by_round[line["round"]] = line

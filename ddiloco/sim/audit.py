@@ -8,7 +8,7 @@ must not hide itself.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco.protocol import keys, ledger, messages, tape, wire
 from ddiloco.protocol.invariants import InvariantError
@@ -39,7 +39,8 @@ class Audit:
     self.on_commit: Callable[[int], None] = lambda t: None
     self._digests: dict[int, str] = {}
     self._headers: dict[str, list[bytes]] = {}  # of uncommitted rounds
-    self._needed: dict[str, int] = {}  # key -> version, of states to keep
+    self._chains: dict[int, list[FragmentState]] = {}  # versions to keep
+    self._needed: dict[int, set[str]] = {}  # their objects, by fragment
     exchange.on_create = self._created
     exchange.on_write = self._written
     exchange.on_delete = self._deleted
@@ -66,7 +67,10 @@ class Audit:
       keys.commit_round(key) is None,
       f"{key} stays: whoever slept through it must not create it again",
     )
-    self._require(key not in self._needed, f"{key} is one of the newest two")
+    self._require(
+      not any(key in needed for needed in self._needed.values()),
+      f"{key} is part of one of the newest two versions",
+    )
 
   def _created(self, key: str, value: bytes) -> None:
     """A create has won: the only thing that changes global state."""
@@ -168,23 +172,31 @@ class Audit:
       if version != commit.round:
         continue
       self._check_stored(p, ref)
-      before = self._version(p, version - 1)
-      self._needed = {
-        key: v
-        for key, v in self._needed.items()
-        if v >= before or not key.startswith(keys.states(v, p))
-      }
-      for key in _state_keys(p, ref):
-        self._needed[key] = version
+      self._keep(p, ref)
+
+  def _keep(self, p: int, ref: FragmentState) -> None:
+    """The newest two versions, and what the older one is put together from."""
+    chain = [*self._chains.get(p, []), ref]
+    full = [i for i, x in enumerate(chain[:-1]) if _objects(p, x).params]
+    chain = chain[full[-1] if full else 0 :]
+    needed = set()
+    for i, version in enumerate(chain):
+      objects, newest = _objects(p, version), len(chain) - 2
+      needed |= {objects.outer} if i >= newest else set()
+      needed |= {objects.step} if i > 0 or i >= newest else set()
+      needed |= {objects.params}
+    self._chains[p], self._needed[p] = chain, needed - {None}
 
   def _check_stored(self, p: int, ref: FragmentState) -> None:
-    params, outer = map(self._exchange.peek, _state_keys(p, ref))
-    told = (ref.params_sha256, ref.outer_sha256)
-    found = [None if x is None else wire.sha256(x) for x in (params, outer)]
-    self._require(
-      tuple(found) == told,
-      f"what a commit names for fragment {p}, version {ref.version}, exists",
+    told = _Objects(
+      ref.params_sha256, ref.outer_sha256, ref.step and ref.step.sha256
     )
+    for key, digest in zip(_objects(p, ref), told, strict=True):
+      found = None if key is None else self._exchange.peek(key)
+      self._require(
+        key is None or (found is not None and wire.sha256(found) == digest),
+        f"{key}, which a commit names, exists",
+      )
 
   # --- The actors -----------------------------------------------------------
 
@@ -290,7 +302,12 @@ class Audit:
       if not isinstance(joined, Joined):
         continue
       fragments = self._rules.schedule.num_fragments
-      cut = ledger.LifeTape(joined.learner, joined.incarnation, fragments)
+      cut = ledger.LifeTape(
+        joined.learner,
+        joined.incarnation,
+        fragments,
+        blended=self._rules.blended,
+      )
       died = not life.alive and not life.actor.state.done
       for event, commands in life.told if died else life.log:
         cut.record(event, commands)
@@ -348,9 +365,21 @@ def _contributions(data: bytes) -> Any:
     return None  # torn
 
 
-def _state_keys(p: int, ref: FragmentState) -> tuple[str, str]:
+class _Objects(NamedTuple):
+  """Of one version of a fragment; None: it is not stored."""
+
+  params: str | None
+  outer: str
+  step: str | None
+
+
+def _objects(p: int, ref: FragmentState) -> _Objects:
   where = (ref.version, p, ref.epoch)
-  return keys.params(*where), keys.outer_state(*where)
+  return _Objects(
+    keys.params(*where) if ref.step is None or ref.step.full else None,
+    keys.outer_state(*where),
+    keys.step(*where) if ref.step else None,
+  )
 
 
 def _tape_of(life: Any) -> tuple[str, int]:

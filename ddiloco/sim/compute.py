@@ -1,23 +1,67 @@
 """What a simulated run computes: nothing, or the real thing."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from ddiloco.config import Config, learner_value
+from ddiloco.config import Config, codecs, learner_value
+from ddiloco.engine.loading import load_program
 from ddiloco.engine.null_arrays import (
   ANSWER_BYTES,
+  NullDownlink,
   NullLearnerArrays,
   NullSyncerArrays,
 )
 from ddiloco.engine.startup import Newest
+from ddiloco.protocol.messages import NO_LAYOUT
 
-TOKENS_PER_SAMPLE = 64
+_TOKENS_PER_SAMPLE = 64  # where no program is asked
+_LANGUAGE_MODEL = Config().program
+
+
+class Intake(NamedTuple):
+  """What a learner's inner steps take in."""
+
+  samples_per_step: int
+  tokens: Callable[[int, int], int]  # of (first sample, how many)
+
+
+def intakes(config: Config, cache_dir: str) -> list[Intake]:
+  """What each learner takes in, as the config's program has it.
+
+  The language model is not built to tell that of text: its islands may not be
+  here. Any other program is, and makes its batches.
+  """
+  text = config.program == _LANGUAGE_MODEL and config.data.source != "easy_vqa"
+  if text:
+    return _alike(config, config.data.sequence_length)
+  return [
+    _of_program(load_program(config, i, cache_dir))
+    for i in range(config.learners.count)
+  ]
+
+
+def _alike(config: Config, tokens_per_sample: int) -> list[Intake]:
+  return [
+    Intake(
+      learner_value(config.learners.batch_size, i),
+      lambda first, count: count * tokens_per_sample,
+    )
+    for i in range(config.learners.count)
+  ]
+
+
+def _of_program(program: Any) -> Intake:
+  return Intake(
+    program.samples_per_step,
+    lambda first, count: program.tokens(program.batch(first, count)),
+  )
 
 
 class NullCompute:
   """Protocol only: the objects are there, the numbers are not."""
 
   layout_digest = "null"
-  layout_json = "{}"
+  layout_json = NO_LAYOUT
   facts = {
     "backend": "none",
     "devices": 0,
@@ -27,9 +71,13 @@ class NullCompute:
     "libraries": (),
   }
 
-  def __init__(self, config: Config):
+  def __init__(self, config: Config, intakes: Sequence[Intake] = ()):
+    """Takes the `intakes` of the learners, if anybody wants true ones."""
     self._config = config
+    self._intakes = intakes or _alike(config, _TOKENS_PER_SAMPLE)
     self._positions: dict[int, dict[str, int]] = {}
+    steps = config.codec.down != codecs.NONE
+    self.downlink = NullDownlink() if steps else None
 
   @property
   def answer_bytes(self) -> tuple[int, ...]:
@@ -40,9 +88,11 @@ class NullCompute:
     self, learner: int, newest: Newest, params: dict[int, bytes | None]
   ) -> NullLearnerArrays | None:
     """A life's arrays; None if a fragment is gone or damaged."""
-    samples = learner_value(self._config.learners.batch_size, learner)
+    intake = self._intakes[learner]
     arrays = NullLearnerArrays(
-      tokens_per_step=samples * TOKENS_PER_SAMPLE, samples_per_step=samples
+      samples_per_step=intake.samples_per_step,
+      tokens=intake.tokens,
+      downlink=self.downlink,
     )
     for p, ref in enumerate(newest.commit.fragments):
       try:
@@ -53,7 +103,7 @@ class NullCompute:
 
   def syncer_arrays(self) -> NullSyncerArrays:
     """A life's arrays."""
-    return NullSyncerArrays(self._config.sync.num_fragments)
+    return NullSyncerArrays(self._config.sync.num_fragments, self.downlink)
 
   def scaled(self, part: bytes, due: tuple[int, ...], factor: float) -> bytes:
     """An encoded answer to these fragments, `factor` times as large."""

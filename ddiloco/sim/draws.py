@@ -52,7 +52,9 @@ class Plan:
 def draw(seed: int, config: Config | None = None) -> Plan:
   """The plan of a seed; a given config is kept as it is."""
   if config is None:
-    config = config_lib.from_dict(_config(stream(seed, "config")))
+    values = _config(stream(seed, "config"))
+    _vary(stream(seed, "family"), values)
+    config = config_lib.from_dict(values)
   rng = stream(seed, "plan")
   step_ns = seconds_to_ns(config.sim.step_s)
   start_ns = seconds_to_ns(config.sim.start_s)
@@ -103,7 +105,14 @@ def _config(rng: random.Random) -> dict[str, Any]:
       "delay_s": rng.choice((0.0005, 0.002, 0.02)),
       "drift_ppm": rng.choice((0, 50, 1000)),
     },
+    "codec": _codec(rng),
   }
+
+
+def _codec(rng: random.Random) -> dict[str, Any]:
+  """Without arrays, any codec of the way down stands for all of them."""
+  down = {"down": "int4", "down_full_every": rng.randint(1, 4)}
+  return down if _exists(rng) else {}
 
 
 def _sync(rng: random.Random, count: int) -> dict[str, Any]:
@@ -129,6 +138,21 @@ def _sync(rng: random.Random, count: int) -> dict[str, Any]:
   elif policy == "own":
     sync |= {"apply": "own", "anchor": "any", "num_fragments": 1}
   return sync
+
+
+def _vary(rng: random.Random, values: dict[str, Any]) -> None:
+  """Options of the family; a stream of its own, so that no seed changes."""
+  learners, sync = values["learners"], values["sync"]
+  step_s = values["sim"]["step_s"]
+  slices = rng.randint(1, min(learners["batch_size"]))
+  down_s, up_s = (step_s * rng.choice((0.5, 5.0)) for _ in range(2))
+  values["elastic"] = {"slices": slices, "down_s": down_s, "up_s": up_s}
+  if not sync["grace"]:
+    del sync["grace_margin"]  # it would mean nothing
+  sync["blend"] = rng.choice((0.0, 0.0, 0.5))
+  sync["dynamic_steps"] = sync.get("apply") == "own" and rng.random() < 0.5
+  if min(learners["batch_size"]) > 1 and rng.random() < 0.3:
+    learners["global_batch"] = -(-sum(learners["batch_size"]) // 2)
 
 
 # --- What befalls it --------------------------------------------------------

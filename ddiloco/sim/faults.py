@@ -16,7 +16,7 @@ from ddiloco.sim.world import RESTART_NS, RIVAL, World
 from ddiloco.types import MILLISECOND_NS, Anchor
 
 _AGAIN_NS = 50 * MILLISECOND_NS  # until looking for the actor again
-_NEEDS_LIFE = ("kill", "pause", "stop", "jump")
+_NEEDS_LIFE = ("kill", "pause", "stop", "jump", "shrink")
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,6 +64,11 @@ class FaultRunner:
       item.fault.what == "start" and item.began_ns is None
       for item in self.outcomes
     )
+
+  @property
+  def under_way(self) -> list[Fault]:
+    """The faults that have begun and will end."""
+    return [item.fault for item in self._ends]
 
   def heal(self) -> None:
     """Ends what is under way; nothing new begins."""
@@ -141,6 +146,19 @@ class FaultRunner:
       self._prove(item, "slow_steps", world.slowed.get(who, 0) - before)
 
     return end
+
+  def _shrink(self, item: Outcome, who: str) -> Callable[[], None] | None:
+    world = self._world
+    if world.lost_slices.get(who, 0) == world.config.elastic.slices:
+      item.evidence["why"] = "there was no slice left to lose"
+      return None
+    world.resize(who, 1)
+    process = world.processes[who]
+    item.evidence["slices_left"] = (
+      world.config.elastic.slices - world.lost_slices[who]
+    )
+    item.took_effect = process.alive
+    return lambda: world.resize(who, -1)
 
   def _stop(self, item: Outcome, who: str) -> None:
     self._world.processes[who].stop("stopped")

@@ -17,9 +17,20 @@ from ddiloco.protocol import learner as learner_machine
 from ddiloco.protocol import syncer as syncer_machine
 from ddiloco.protocol.learner_types import Joined
 from ddiloco.protocol.messages import Commit, Genesis
-from ddiloco.protocol.rules import Rules
+from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.protocol.syncer_types import Opened
 from ddiloco.report.tapes import Exchange, LifeKeys, find_lives
+
+# What of a config decides what happens in a run, apart from time.
+DECIDING = (
+  "learners.batch_size",
+  "learners.count",
+  "learners.global_batch",
+  "live.checkpoint_every_steps",
+  "live.dead_after_s",
+  "stop",
+  "sync",
+)
 
 
 class BadTape(ConfigError):
@@ -197,6 +208,33 @@ def _config(where: LifeKeys, header: tape.Header, started: Config) -> Config:
       f"{error}"
     ) from error
   return config
+
+
+def check_followable(history: History, config: Config) -> None:
+  """`ConfigError` if a history would have been another under this config."""
+  for recorded in (history.config, *(life.config for life in history.lives)):
+    changes = config_lib.differences(recorded, config)
+    for key, (before, given) in changes.items():
+      if any(key == name or key.startswith(f"{name}.") for name in DECIDING):
+        raise ConfigError(
+          f"{key} = {given!r}, but the history was recorded with {before!r}, "
+          f"and {key} decides what happens in it. Use that value, or record a "
+          "history with this one (launch.simulate --compute=none)."
+        )
+    was, now = _machine_rules(recorded), _machine_rules(config)
+    for name, before in was.items():
+      if now[name] != before:  # by another key, or by several
+        raise ConfigError(
+          f"the history was recorded with {name} = {before!r}, but this config "
+          f"gives {now[name]!r}, which decides what happens in it. Use the "
+          "history's config, and change what concerns arrays alone."
+        )
+
+
+def _machine_rules(config: Config) -> dict[str, Any]:
+  """What the machines are told, apart from how answers are encoded."""
+  rules = make_rules(config, run_id="", layout="", answer_bytes=())
+  return dataclasses.asdict(dataclasses.replace(rules, codec=""))
 
 
 # --- Decisions --------------------------------------------------------------

@@ -52,6 +52,11 @@ def replay(
 
   Raises `BadTape` if the tapes cannot be replayed, here or at all.
   """
+  if not (history.genesis.has_arrays or decisions_only):
+    raise BadTape(
+      "this run was simulated without arrays (--compute=none), so there are no "
+      "parameters to compare: compare the decisions with --decisions_only."
+    )
   from ddiloco.sim import replay as replay_lib  # imports JAX
 
   commits: dict[str, Commit] = {}
@@ -202,20 +207,18 @@ def _work(
   found: Callable[[tuple], None],
 ):
   """Runs lives of one shape; yields what they wait for, "" now and then."""
+  from ddiloco.engine.loading import load_model
   from ddiloco.sim import replay as replay_lib
+  from ddiloco.sim.observers import Comparison
 
   replay_lib.check_facts(lives)
+  observer = Comparison(found)
   if any(life is history.lives[0] for life in lives):
-    first = history.lives[0].config
-    found((0, replay_lib.genesis(history, first, store, cache_dir=cache_dir)))
+    model = load_model(history.config, None, cache_dir)
+    replay_lib.genesis(history, model, store, observer)
     yield ""
   yield from replay_lib.run_scripts(
-    history,
-    lives,
-    scripts,
-    store,
-    cache_dir=cache_dir,
-    compare=lambda t, mismatch: found((t, mismatch)),
+    history, lives, scripts, store, observer, cache_dir=cache_dir
   )
 
 

@@ -12,10 +12,16 @@ import jax.numpy as jnp
 
 from ddiloco.algo import codecs
 from ddiloco.config import Config
+from ddiloco.engine.downlink import make_downlink
 from ddiloco.engine.facts import facts
 from ddiloco.engine.learner_arrays import LearnerArrays
-from ddiloco.engine.loading import Model, answer_bytes, load_model
-from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.engine.loading import (
+  Model,
+  answer_bytes,
+  load_model,
+  rounding_words,
+)
+from ddiloco.engine.records import fragment_shapes, place_params
 from ddiloco.engine.startup import Newest
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.protocol import wire
@@ -39,26 +45,22 @@ class JaxCompute:
     self.layout_digest = layout.digest
     self.layout_json = wire.canonical_json(layout.to_json()).decode()
     self.answer_bytes = answer_bytes(layout, self.model.codec)
+    self.downlink = make_downlink(config, layout)
 
   def learner_arrays(
     self, learner: int, newest: Newest, params: dict[int, bytes | None]
   ) -> LearnerArrays | None:
     """A life's arrays; None if a fragment is gone or damaged."""
     model = self._learner(learner)
+    state, _ = self._saved.get(learner, (model.state, {}))
     try:
-      placed = place(model, newest.commit, params)
+      placed = place(model, newest.commit, params, state)
     except ValueError:
       return None
-    state, _ = self._saved.get(learner, (model.state, {}))
     # Steps donate their state, and another life may need it again.
+    state = model.program.with_params(state, placed)
     state = jax.tree.map(jnp.copy, state)
-    return LearnerArrays(
-      model.program,
-      model.program.with_params(state, placed),
-      model.layout,
-      model.codec,
-      schedule_clock=self._config.inner.clock,
-    )
+    return LearnerArrays(self._config, model, state)
 
   def syncer_arrays(self) -> SyncerArrays:
     """A life's arrays, with the initial parameters."""
@@ -81,7 +83,8 @@ class JaxCompute:
       offset += self.answer_bytes[p]
       tensors = codec.decode(codecs.from_bytes(codec, shapes, piece), shapes)
       scaled = tuple(factor * tensor for tensor in tensors)
-      payload, _ = codec.encode(codec.init(shapes), scaled)
+      words = rounding_words(self._config, None, 0, 0, p)
+      payload, _ = codec.encode(codec.init(shapes), scaled, words)
       pieces.append(codecs.to_bytes(payload))
     return b"".join(pieces)
 
@@ -112,14 +115,13 @@ class JaxCompute:
     return self._learners[learner]
 
 
-def place(model: Model, commit: Commit, data: dict[int, bytes | None]) -> Any:
+def place(
+  model: Model, commit: Commit, data: dict[int, bytes | None], state: Any
+) -> Any:
   """The parameters as of a commit; `ValueError` if one is gone or damaged.
 
-  `data` has the object of every fragment.
+  `data` has the object of every fragment; frozen parameters are the state's.
   """
-  leaves, treedef = jax.tree.flatten(model.program.params(model.state))
-  for p, ref in enumerate(commit.fragments):
-    tensors = read_params(data[p], ref, fragment_shapes(model.layout, p))
-    for i, tensor in zip(model.layout.fragment(p), tensors, strict=True):
-      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
-  return jax.tree.unflatten(treedef, leaves)
+  objects = [data[p] for p in range(len(commit.fragments))]
+  own = model.program.params(state)
+  return place_params(model.layout, own, commit.fragments, objects)

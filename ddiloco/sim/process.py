@@ -42,7 +42,7 @@ class Process:
     self.exchange, self.rng = exchange, rng
     self.actor: Actor | None = None
     self.alive = True
-    self.paused = False
+    self.paused = 0  # how many have paused it
     self.held = 0  # actions that a pause has put off
     self.failure: Exception | None = None  # what it has died of
     self.log: list[tuple[Any, tuple[Any, ...]]] = []  # if the world keeps it
@@ -54,6 +54,7 @@ class Process:
     self._busy: set[Lane] = set()
     self._watching: dict[str, Callable[[], None]] = {}
     self._timer_ns: int | None = None
+    self._flushing = False
 
   # --- What subclasses say --------------------------------------------------
 
@@ -110,11 +111,13 @@ class Process:
 
   def pause(self) -> None:
     """Stops as SIGSTOP does."""
-    self.paused = True
+    self.paused += 1
 
   def resume(self) -> None:
     """Goes on; what came meanwhile comes now."""
-    self.paused = False
+    self.paused -= 1
+    if self.paused:
+      return
     deferred, self._deferred = self._deferred, []
     for action in deferred:
       self.heap.after(0, action)
@@ -189,9 +192,14 @@ class Process:
     """Sends the tape out now and then, not only with what depends on it."""
 
     def flush() -> None:
-      job = self._patient(self.actor.tape.flush())
-      self.run(job, lambda _: None, Lane.ORDERED)
+      if not self._flushing:  # else the store is slower than the interval
+        self._flushing = True
+        job = self._patient(self.actor.tape.flush())
+        self.run(job, flushed, Lane.ORDERED)
       self.flush_every(interval_ns)
+
+    def flushed(_: Any) -> None:
+      self._flushing = False
 
     self.heap.after(interval_ns, self.guard(flush))
 

@@ -5,8 +5,8 @@ import pathlib
 import signal
 from typing import Any
 
+from ddiloco.engine.downlink import read_now, read_params
 from ddiloco.engine.ports import Exchange
-from ddiloco.engine.records import params_digest
 from ddiloco.engine.telemetry import (
   LearnerTelemetry,
   SyncerTelemetry,
@@ -14,12 +14,13 @@ from ddiloco.engine.telemetry import (
 )
 from ddiloco.protocol import keys
 from ddiloco.protocol.faults import to_json
-from ddiloco.report.workdir import EVALUATIONS, JOURNAL
+from ddiloco.report.workdir import JOURNAL
 from ddiloco.sim.clock import EPOCH_NS
+from ddiloco.sim.evaluations import Evaluations
 from ddiloco.sim.faults import FaultRunner, Outcome
-from ddiloco.sim.jax_compute import JaxCompute, place
 from ddiloco.sim.process import Process
 from ddiloco.sim.roles import LearnerProcess
+from ddiloco.sim.story import Story
 from ddiloco.sim.world import KILLED, World
 from ddiloco.types import Exit
 
@@ -30,16 +31,17 @@ _KEPT = (keys.STATES, keys.ANSWERS, keys.MEMBERS, keys.LEASE, _TAPES)
 class Recorder:
   """Watches a world and writes into its workdir."""
 
-  def __init__(self, world: World, compute: JaxCompute, workdir: pathlib.Path):
+  def __init__(self, world: World, workdir: pathlib.Path):
     """Begins to watch; nobody may have started yet."""
-    self._world, self._compute, self._workdir = world, compute, workdir
+    self._world, self._workdir = world, workdir
     self._pids: dict[str, int] = {}  # of lives: numbers in order of start
     self._who_started: dict[str, list[tuple[int, int]]] = {}
     self._telemetry: dict[str, Telemetry] = {}
-    self._evaluated = -1
-    self._evaluations = Telemetry(workdir, "evaluator")
-    for name in (JOURNAL, EVALUATIONS):  # of one that was cut short
-      (workdir / name).unlink(missing_ok=True)
+    # A world without arrays has no model.
+    model = getattr(world.compute, "model", None)
+    self._evaluations = Evaluations(world.config, model, workdir)
+    (workdir / JOURNAL).unlink(missing_ok=True)  # of one that was cut short
+    self.story = Story(world)
     world.on_start, world.on_end = self._started, self._ended
     world.on_event = self._observed
 
@@ -49,7 +51,8 @@ class Recorder:
     """A line of the launcher's journal, at the world's time."""
     now_ns = self._world.heap.now_ns if at_ns is None else at_ns
     line = {"unix_ns": EPOCH_NS + now_ns, "what": what, **facts}
-    _append(self._workdir / JOURNAL, line)
+    with open(self._workdir / JOURNAL, "a") as file:
+      file.write(json.dumps(line) + "\n")
 
   def _started(self, process: Process) -> None:
     pid = self._pids[process.name] = len(self._pids) + 1
@@ -100,6 +103,7 @@ class Recorder:
   # --- Event files ----------------------------------------------------------
 
   def _observed(self, process: Process, event: Any, state: Any) -> None:
+    self.story.saw(process, event)
     telemetry = self._telemetry.get(process.name)
     if telemetry is None:
       if isinstance(process, LearnerProcess):
@@ -112,38 +116,17 @@ class Recorder:
 
   # --- Evaluations ----------------------------------------------------------
 
-  def evaluate(self, *, final: bool = False) -> bool:
-    """Measures the newest commit, if that is due; True if it was."""
-    world, model = self._world, self._compute.model
-    if not hasattr(model.program, "evaluate"):
-      return False
-    t, every = world.committed, world.config.eval.every_rounds
-    due = every > 0 and t >= max(self._evaluated, 0) + every
-    if t == self._evaluated or not (due or final or self._evaluated < 0):
-      return False
-    commit = world.commits[t]
-    params = place(
-      model,
-      commit,
-      {
-        p: world.exchange.peek(keys.params(ref.version, p, ref.epoch))
-        for p, ref in enumerate(commit.fragments)
-      },
-    )
-    measured = model.program.evaluate(params)
-    numbers = {name: float(value) for name, value in measured.items()}
-    line = {
-      "unix_ns": EPOCH_NS + world.heap.now_ns,
-      "round": t,
-      "tokens": commit.tokens,
-      "params_digest": params_digest(model.layout, params),
-      **numbers,
-    }
-    _append(self._workdir / EVALUATIONS, line)
-    heldout = {f"heldout/{name}": value for name, value in numbers.items()}
-    self._evaluations.scalars(heldout, commit.tokens)
-    self._evaluated = t
-    return True
+  def evaluate(self, *, final: bool = False) -> None:
+    """Measures the newest commit, if that is due."""
+    world = self._world
+    commit = world.commits[world.committed]
+
+    def params(p: int) -> bytes | None:
+      ref, downlink = commit.fragments[p], world.compute.downlink
+      return read_now(read_params(p, ref, downlink), world.exchange.peek)
+
+    unix_ns = EPOCH_NS + world.heap.now_ns
+    self._evaluations.evaluate(commit, params, unix_ns, final=final)
 
   def close(self) -> None:
     """Ends the event files."""
@@ -173,8 +156,3 @@ def _exit_code(reason: str) -> int:
   if reason.startswith("superseded"):
     return Exit.SUPERSEDED
   return Exit.STOPPED if reason == "stopped" else Exit.FAILED
-
-
-def _append(path: pathlib.Path, line: dict[str, Any]) -> None:
-  with open(path, "a") as file:
-    file.write(json.dumps(line) + "\n")

@@ -9,22 +9,22 @@ before there is a median), its commit comes out differently.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ddiloco.algo import codecs
 from ddiloco.algo.fragments import Layout
-from ddiloco.config import Config
 from ddiloco.engine.facts import facts
 from ddiloco.engine.learner_arrays import LearnerArrays
 from ddiloco.engine.loading import Model, answer_bytes, load_model, make_codec
-from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.engine.records import place_params
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.version import code_version
 from ddiloco.protocol import wire
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.learner_types import (
   ApplyFragments,
   Checkpoint,
@@ -33,9 +33,10 @@ from ddiloco.protocol.learner_types import (
   Settle,
   Step,
 )
-from ddiloco.protocol.messages import Commit, FragmentState
-from ddiloco.protocol.rules import make_rules
+from ddiloco.protocol.messages import Commit, FragmentState, StepRef
+from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.protocol.syncer_types import Opened
+from ddiloco.sim.compute import NullCompute
 from ddiloco.sim.history import (
   BadTape,
   Difference,
@@ -43,6 +44,7 @@ from ddiloco.sim.history import (
   Life,
   redecide,
 )
+from ddiloco.sim.observers import Observer
 from ddiloco.sim.script import (
   Entry,
   Script,
@@ -68,32 +70,30 @@ class Store(Protocol):
     """Leaves it for those who need it."""
 
 
-class Mismatch(NamedTuple):
-  """A commit whose state came out differently."""
-
-  round: int
-  fragment: int
-  recorded: str  # SHA-256 of its parameters, or of its outer state
-  replayed: str
+class NotFinite(Exception):
+  """An answer that was counted holds what is no number here."""
 
 
-# Called for every commit that was computed again; None: as it was.
-Compare = Callable[[int, Mismatch | None], None]
+def rules_of(history: History, life: Life) -> Rules:
+  """Those that a life's machine ran with."""
+  genesis, config = history.genesis, life.config
+  if genesis.has_arrays:
+    layout = Layout.from_json(json.loads(genesis.layout))
+    digest, sizes = layout.digest, answer_bytes(layout, make_codec(config))
+  else:
+    null = NullCompute(config)
+    digest, sizes = null.layout_digest, null.answer_bytes
+  return make_rules(
+    config, run_id=history.first.run_id, layout=digest, answer_bytes=sizes
+  )
 
 
 def redecide_all(
   history: History, commits: dict[str, Commit]
 ) -> Difference | None:
   """Decides every record of every actor again; the first other decision."""
-  layout = Layout.from_json(json.loads(history.genesis.layout))
   for life in history.lives:
-    rules = make_rules(
-      life.config,
-      run_id=history.first.run_id,
-      layout=layout.digest,
-      answer_bytes=answer_bytes(layout, make_codec(life.config)),
-    )
-    difference = redecide(life, rules, commits)
+    difference = redecide(life, rules_of(history, life), commits)
     if difference is not None:
       return difference
   return None
@@ -125,22 +125,22 @@ def run_scripts(
   lives: Sequence[Life],
   scripts: Sequence[Script],
   store: Store,
+  observer: Observer,
   *,
   cache_dir: str,
-  compare: Compare,
 ) -> Iterator[str]:
   """Executes these lives' scripts.
 
   Yields now and then: a key if every life has to wait, the first one for that,
-  else nothing.
+  else nothing. Raises `NotFinite`.
   """
   models = _Models(cache_dir)
   waiting: list[tuple[Life, Iterator[str], str]] = []
   for life, script in zip(lives, scripts, strict=True):
     if life.learner is None:
-      job = _syncer(history, life, script, store, compare)
+      job = _syncer(history, life, script, store, observer)
     else:
-      job = _learner(life, script, models, store)
+      job = _learner(life, script, models, store, observer)
     waiting.append((life, job, ""))
   while waiting:
     moved, still = False, []
@@ -157,14 +157,14 @@ def run_scripts(
 
 
 def genesis(
-  history: History, config: Config, store: Store, *, cache_dir: str
-) -> Mismatch | None:
-  """Computes the initial parameters again, and compares commit 0's."""
-  model = load_model(config, None, cache_dir)
+  history: History, model: Model, store: Store, observer: Observer
+) -> None:
+  """Computes commit 0: a model's initial parameters."""
+  config, first = history.config, history.first
   arrays = SyncerArrays.from_config(config, model.layout, model.codec)
   arrays.initialise(jax.device_get(jax.tree.leaves(_params(model))))
-  first = history.first
-  return _publish(arrays, first, range(len(first.fragments)), None, store)
+  due = range(len(first.fragments))
+  observer.committed(first, arrays, _publish(arrays, first, due, None, store))
 
 
 class _Models:
@@ -196,7 +196,11 @@ def _wait(entry: Entry, store: Store) -> Iterator[str]:
 
 
 def _syncer(
-  history: History, life: Life, script: Script, store: Store, compare: Compare
+  history: History,
+  life: Life,
+  script: Script,
+  store: Store,
+  observer: Observer,
 ) -> Iterator[str]:
   layout = Layout.from_json(json.loads(history.genesis.layout))
   codec = make_codec(life.config)
@@ -207,8 +211,8 @@ def _syncer(
       case Opened():
         _open(arrays, entry.work.commit, store)
       case Commit():
-        mismatch = _merge(arrays, entry.work, store)
-        compare(entry.work.round, mismatch)
+        states = _merge(arrays, entry.work, store)
+        observer.committed(entry.work, arrays, states)
 
 
 def _open(arrays: SyncerArrays, commit: Commit, store: Store) -> None:
@@ -221,17 +225,21 @@ def _open(arrays: SyncerArrays, commit: Commit, store: Store) -> None:
 
 def _merge(
   arrays: SyncerArrays, commit: Commit, store: Store
-) -> Mismatch | None:
+) -> dict[int, FragmentState]:
   t, due = commit.round, []
   for item in commit.counted:
     key = (t, item.learner, item.incarnation, item.attempt)
     due = [part.fragment for part in item.contributions]
-    arrays.inspect(key, due, store.take(answer_key(t, item)))
+    if arrays.inspect(key, due, store.take(answer_key(t, item))) is None:
+      raise NotFinite(
+        f"round {t} counts the answer of learner {item.learner}, life "
+        f"{item.incarnation}, which is not finite here: training has diverged"
+      )
   for index, p in enumerate(due):
     arrays.merge(t, p, index, commit.counted)
-  mismatch = _publish(arrays, commit, due, t, store)
+  states = _publish(arrays, commit, due, t, store)
   arrays.close(t, True)
-  return mismatch
+  return states
 
 
 def _publish(
@@ -240,20 +248,21 @@ def _publish(
   due: Sequence[int],
   t: int | None,
   store: Store,
-) -> Mismatch | None:
-  """Hands on the fragments; the first that is not as the commit says."""
-  mismatch = None
+) -> dict[int, FragmentState]:
+  """Hands on the fragments; returns their records."""
+  states = {}
   for p in due:
     params, outer = arrays.stored(p, t)
-    ref, where = commit.fragments[p], (commit.round, p, commit.epoch)
+    where = (commit.round, p, commit.epoch)
     store.put(params_key(*where), params)
     store.put(outer_key(*where), outer)
-    found = _ref(ref.version, ref.epoch, params, outer)
-    for name in ("params_sha256", "outer_sha256"):
-      was, now = getattr(ref, name), getattr(found, name)
-      if was != now and mismatch is None:
-        mismatch = Mismatch(commit.round, p, was, now)
-  return mismatch
+    # Whoever follows finds the parameters; who replays compares these two.
+    state = _ref(commit.round, commit.epoch, params, outer)
+    if (payload := arrays.step(p, commit.round)) is not None:
+      step = StepRef(len(payload), wire.sha256(payload), full=True)
+      state = replace(state, step=step)
+    states[p] = state
+  return states
 
 
 def _ref(
@@ -273,7 +282,11 @@ def _ref(
 
 
 def _learner(
-  life: Life, script: Script, models: _Models, store: Store
+  life: Life,
+  script: Script,
+  models: _Models,
+  store: Store,
+  observer: Observer,
 ) -> Iterator[str]:
   model, arrays = models.of(life), None
   for entry in script:
@@ -282,7 +295,8 @@ def _learner(
       case Joined():
         arrays = _join(model, life, entry, store)
       case Step():
-        arrays.step(entry.work)
+        result = arrays.step(entry.work)
+        observer.stepped(life, arrays, entry.work, result)
       case Settle():
         arrays.settle(entry.work)
       case ApplyFragments():
@@ -292,7 +306,9 @@ def _learner(
         encoded = arrays.encode(entry.work)
         if store.wants(entry.gives[0]):
           # What is not finite was never written, so nobody wants it.
-          store.put(entry.gives[0], arrays.part(encoded) or b"")
+          part = arrays.part(encoded) or b""
+          store.put(entry.gives[0], part)
+          observer.answered(entry.gives[0], part)
       case Checkpoint() if store.wants(entry.gives[0]):
         store.put(entry.gives[0], _pack(arrays.copy_state()))
 
@@ -300,27 +316,18 @@ def _learner(
 def _join(
   model: Model, life: Life, entry: Entry, store: Store
 ) -> LearnerArrays:
-  leaves, treedef = jax.tree.flatten(_params(model))
+  refs, objects = [], []
   for p, (version, epoch) in enumerate(entry.work.versions):
-    data = store.take(entry.needs[p])
-    ref = _ref(version, epoch, data, b"")
-    shapes = fragment_shapes(model.layout, p)
-    for i, tensor in zip(
-      model.layout.fragment(p), read_params(data, ref, shapes), strict=True
-    ):
-      leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
+    objects.append(store.take(entry.needs[p]))
+    refs.append(_ref(version, epoch, objects[p], b""))
   if life.header.restored is None:
     state = jax.tree.map(jnp.copy, model.state)
   else:
     state = _unpack(model.state, store.take(entry.needs[-1]))
-  params = jax.tree.unflatten(treedef, leaves)
-  return LearnerArrays(
-    model.program,
-    model.program.with_params(state, params),
-    model.layout,
-    model.codec,
-    schedule_clock=life.config.inner.clock,
-  )
+  own = model.program.params(state)
+  params = place_params(model.layout, own, refs, objects)
+  state = model.program.with_params(state, params)
+  return LearnerArrays(life.config, model, state)
 
 
 def _place(arrays: LearnerArrays, entry: Entry, store: Store) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ddiloco.config import Config, seconds_to_ns
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
+from ddiloco.engine.downlink import read_params
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.ports import Call, Job
 from ddiloco.engine.syncer_plane import SyncerPlane
@@ -14,11 +15,7 @@ from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import invariants, keys, messages, tape
 from ddiloco.protocol import learner as learner_machine
 from ddiloco.protocol import syncer as syncer_machine
-from ddiloco.protocol.learner_types import (
-  Joined,
-  StopRequested,
-  Tick,
-)
+from ddiloco.protocol.learner_types import Joined, Resized, StopRequested, Tick
 from ddiloco.protocol.messages import Genesis, Lease, Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
@@ -57,6 +54,7 @@ class LearnerProcess(Process):
     compute: Any,
     header: Header,
     step_ns: Callable[[], int],
+    samples: Callable[[], int] = lambda: 0,
     machine: Any = learner_machine,
     **kwargs: Any,
   ):
@@ -64,6 +62,7 @@ class LearnerProcess(Process):
     self.learner, self.rules = learner, rules
     self._config, self._compute, self._header = config, compute, header
     self._step_ns, self._machine = step_ns, machine
+    self._samples = samples
     self._member: Member | None = None
     self._looking = False  # for a commit; one look at a time
 
@@ -77,8 +76,10 @@ class LearnerProcess(Process):
       return None
     params = {}
     for p, ref in enumerate(newest.commit.fragments):
-      item = yield Call("get", (keys.params(ref.version, p, ref.epoch),))
-      params[p] = item and item.value
+      try:
+        params[p] = yield from read_params(p, ref, self._compute.downlink)
+      except ValueError:
+        params[p] = None  # gone, or damaged
     member, last = yield from startup.claim_member(
       newest.commit.run_id, self.learner, self.name, "sim", 0
     )
@@ -125,6 +126,7 @@ class LearnerProcess(Process):
         run_tokens=commit.tokens,
         versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
         next_sample=max(position, last.next_sample if last else 0),
+        samples=self._samples(),
       )
     )
     self._beat_later()
@@ -149,6 +151,11 @@ class LearnerProcess(Process):
   def compute_ns(self) -> int:
     """An inner step."""
     return self._step_ns()
+
+  def resize(self, samples: int) -> None:
+    """Its island can take so many samples per inner step now; 0: all."""
+    if self.actor is not None:
+      self.deliver(Resized(0, samples))
 
   def stop(self, reason: str) -> None:
     """Asks the life to end at the next boundary."""
@@ -255,6 +262,7 @@ class SyncerProcess(Process):
     self._looks: dict[str, Callable[[], Job]] = {}
     self._lease: Lease | None = None
     self._generation: bytes | None = None
+    self._renewing = False
 
   def start(self) -> None:
     """Takes the lease, then creates the run or goes on with it."""
@@ -346,11 +354,17 @@ class SyncerProcess(Process):
   def _renew(self) -> Job:
     """Keeps the lease, or stops: somebody else is the syncer now."""
     self._renew_later()
+    if self._renewing:  # still, where the store is slower than the heartbeat
+      return None
     lease = dataclasses.replace(self._lease, beat=self._lease.beat + 1)
-    generation = yield Call(
-      "compare_and_swap",
-      (keys.LEASE, messages.encode(lease), self._generation),
-    )
+    self._renewing = True
+    try:
+      generation = yield Call(
+        "compare_and_swap",
+        (keys.LEASE, messages.encode(lease), self._generation),
+      )
+    finally:
+      self._renewing = False
     if generation is None:
       return StopSyncer(0, LEASE_LOST)
     self._lease, self._generation = lease, generation

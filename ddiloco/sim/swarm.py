@@ -23,14 +23,12 @@ from ddiloco.sim.compute import NullCompute
 from ddiloco.sim.draws import Plan, draw
 from ddiloco.sim.faults import FaultRunner
 from ddiloco.sim.process import Process
+from ddiloco.sim.story import Story
 from ddiloco.sim.world import SYNCER, World
-from ddiloco.types import SECOND_NS
 
 _EVENTS_MAX = 20_000  # of the first phase
 _LIVENESS_EVENTS = 10_000  # in which the rounds below must be committed
 _LIVENESS_ROUNDS = 5
-_KEPT = 8  # last events of every actor, for the message
-_SHOWN = 400  # characters of one of them
 _QUIET_S = 2.0  # between two lines of progress
 
 
@@ -77,7 +75,7 @@ class _Run:
     self.crashes = 0
     self._rng = stream(seed, "swarm")
     self._healed = False
-    self._recent: dict[str, collections.deque] = {}
+    self._story = Story(self.world)
 
   def play(self) -> None:
     """Both phases and the audit; raises whatever is broken."""
@@ -142,17 +140,7 @@ class _Run:
 
   def story(self) -> str:
     """What was drawn, and what every actor saw last."""
-    lines = [f"plan: {self.plan}", "last events, by (number, seconds):"]
-    for name in sorted(self._recent):
-      lines.append(f"  {name}")
-      for number, now_ns, event in self._recent[name]:
-        shown = str(event)[:_SHOWN]
-        lines.append(f"    {number:6} {now_ns / SECOND_NS:10.4f} {shown}")
-    for process in self.world.processes.values():
-      state = process.actor and process.actor.state
-      life = "alive" if process.alive else "dead"
-      lines.append(f"  {process.name} is {life}: {state}")
-    return "\n".join(lines)
+    return f"plan: {self.plan}\n{self._story.text()}"
 
   # --- Inside ---------------------------------------------------------------
 
@@ -165,10 +153,7 @@ class _Run:
 
   def _on_event(self, process: Process, event: Any, state: Any) -> None:
     world = self.world
-    recent = self._recent.setdefault(
-      process.name, collections.deque(maxlen=_KEPT)
-    )
-    recent.append((world.events, world.heap.now_ns, event))
+    self._story.saw(process, event)
     if world.events == self.until - 1:
       raise _Reached
     if not self._healed and self._rng.random() < self.plan.crash_chance:

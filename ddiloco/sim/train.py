@@ -2,16 +2,13 @@
 
 The arrays are real, so what comes out is a trained model; the same seed gives
 the same history on any machine, and the same bits where `tape.Header` agrees.
+Without arrays only the history comes out, for a training run to follow.
 """
 
 import pathlib
-import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
-
-from rich.console import Console
 
 from ddiloco.config import Config, learner_value
 from ddiloco.engine.ports import Exchange
@@ -20,14 +17,16 @@ from ddiloco.protocol import status as status_lib
 from ddiloco.protocol.faults import Fault, to_text
 from ddiloco.protocol.invariants import InvariantError
 from ddiloco.report import summary
+from ddiloco.sim.compute import NullCompute, intakes
 from ddiloco.sim.faults import FaultRunner
 from ddiloco.sim.jax_compute import JaxCompute
 from ddiloco.sim.recorder import Recorder
+from ddiloco.sim.terminal import Progress, interruptible
 from ddiloco.sim.world import SYNCER, World
 from ddiloco.types import SECOND_NS, Exit, Status
 
-_SHOW_EVERY_S = 5.0  # where lines are shown, not a terminal
 _EVENTS_PER_STEP = 10  # more than a learner's inner step ever causes
+_CALLS_PER_ROUND = 20  # one after the other, from answer to commit seen
 _EXTENSIONS_MAX = 4  # of that time, for faults under way
 _ROUNDS_MISSED = 3  # that every learner has had the time for
 
@@ -39,6 +38,7 @@ def simulate(
   store: Exchange,
   seed: int,
   faults: Sequence[Fault] = (),
+  arrays: bool = True,
 ) -> Exit:
   """Trains to the end of the run; leaves in `workdir` what a live run leaves.
 
@@ -48,17 +48,17 @@ def simulate(
     store: gets the run's exchange once it is over.
     seed: of all chance that is not in the training itself.
     faults: the script.
+    arrays: False: only the protocol runs, and nothing is trained.
   """
-  training = _Training(config, workdir, seed, faults)
-  before = {
-    number: signal.signal(number, training.request_stop)
-    for number in (signal.SIGINT, signal.SIGTERM)
-  }
-  try:
+  cache_dir = str(workdir / "cache")
+  compute = (
+    JaxCompute(config, cache_dir)
+    if arrays
+    else NullCompute(config, intakes(config, cache_dir))
+  )
+  training = _Training(config, compute, workdir, seed, faults)
+  with interruptible(training.request_stop):
     exit_ = training.run(store)
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
   if training.world.commits:
     print(summary.text(summary.write(store, workdir)))
   return exit_
@@ -70,26 +70,24 @@ class _Training:
   def __init__(
     self,
     config: Config,
+    compute: JaxCompute | NullCompute,
     workdir: pathlib.Path,
     seed: int,
     faults: Sequence[Fault],
   ):
     self._config = config
-    self._compute = JaxCompute(config, str(workdir / "cache"))
-    self.world = World(
-      config, self._compute, seed=seed, code_version=code_version()
-    )
+    self.world = World(config, compute, seed=seed, code_version=code_version())
     self._faults = FaultRunner(self.world, faults)
-    self._recorder = Recorder(self.world, self._compute, workdir)
+    self._recorder = Recorder(self.world, workdir)
     self._stop = threading.Event()
     self._reason = ""
     self._quiet_since = 0  # events
     self._extensions = 0  # of the time without a commit
-    self._console = _Console(self.world)
+    self._console = Progress(self._line)
 
-  def request_stop(self, number: int, frame: object) -> None:
-    """A signal handler: ends the session in good order."""
-    self._reason = f"{signal.Signals(number).name} received"
+  def request_stop(self, reason: str) -> None:
+    """Ends the session in good order, soon."""
+    self._reason = reason
     self._stop.set()
 
   def run(self, store: Exchange) -> Exit:
@@ -99,7 +97,12 @@ class _Training:
       with self._console:
         status = self._train()
     except InvariantError as error:
-      self._reason = f"seed {self.world.seed}: {error}"
+      self._reason = (
+        f"seed {self.world.seed}, code {code_version()}, after "
+        f"{self.world.events} events: {error}"
+      )
+      self._console.say(self._recorder.story.text())
+      self._console.say("the same command leads there again")
     finally:
       self._faults.heal()
       self._recorder.faults(self._faults)
@@ -173,18 +176,22 @@ class _Training:
   def _events_max(self) -> int:
     """Without a commit for so many events there will be none.
 
-    Every learner, the slowest too, could have answered each fragment.
+    Every learner, the slowest too, could have answered each fragment, and
+    been heard by the syncer.
     """
     config, count = self._config, self._config.learners.count
     speeds = [learner_value(config.learners.slowdown, i) for i in range(count)]
     steps = max(speeds) / min(speeds) * max(config.sync.interval_steps, 10)
+    merges = max(config.sync.num_fragments / config.sync.interval_steps, 1)
+    trip_s = merges * config.sim.merge_s + _CALLS_PER_ROUND * config.sim.delay_s
+    steps += trip_s / config.sim.step_s
     beats = config.sim.step_s * max(speeds) / config.live.heartbeat_s
     events = count * steps * (_EVENTS_PER_STEP + 2 * beats)
     return round(_ROUNDS_MISSED * events)
 
   def _nobody_left(self) -> bool:
     """Whether those who could close a round are gone for good, and says so."""
-    world, quorum = self.world, self._config.sync.quorum_min
+    world, quorum = self.world, self._config.quorum
     if self._faults.waiting:
       return False
     names = [f"learner-{i}" for i in range(self._config.learners.count)]
@@ -213,6 +220,8 @@ class _Training:
       f"{self._events_max() * (1 + self._extensions):,} events: "
       f"{self._waiting()}"
     )
+    if self._faults.under_way:
+      self._reason += f"; under way: {to_text(self._faults.under_way)}"
     return True
 
   def _fault_pending(self) -> bool:
@@ -235,57 +244,13 @@ class _Training:
       process.actor.state, process.clock.now_ns(), self.world.rules
     )
 
-
-class _Console:
-  """How far a simulation is: one line on a terminal, lines elsewhere."""
-
-  def __init__(self, world: World):
-    self._world = world
-    self._console = Console(stderr=True)
-    self._status = None
-    if self._console.is_terminal:
-      self._status = self._console.status("starting")
-    self._every_s = 0.25 if self._status else _SHOW_EVERY_S
-    self._begun_s = self._shown_s = time.monotonic()
-
-  def __enter__(self) -> "_Console":
-    if self._status is not None:
-      self._status.start()
-    return self
-
-  def __exit__(self, *error: object) -> None:
-    if self._status is not None:
-      self._status.stop()
-
-  def due(self) -> bool:
-    """Whether it is time to show something."""
-    return time.monotonic() - self._shown_s >= self._every_s
-
-  def update(self) -> None:
-    """Shows how far the run is, if that is due."""
-    if not self.due():
-      return
-    self._shown_s = time.monotonic()
-    if self._status is not None:
-      self._status.update(self._line())
-    else:
-      self.say(self._line())
-
-  def say(self, text: str) -> None:
-    """A line that stays."""
-    if self._status is not None:
-      self._console.print(text, markup=False, highlight=False)
-    else:
-      print(text, file=sys.stderr, flush=True)
-
   def _line(self) -> str:
-    world, stop = self._world, self._world.config.stop
+    world, stop = self.world, self._config.stop
     t = max(world.committed, 0)
     commit = world.commits.get(t)
     tokens = commit.tokens if commit else 0
     counted = len(commit.counted) if commit else 0
     return (
-      f"{self._shown_s - self._begun_s:.0f} s: "
       f"{world.heap.now_ns / SECOND_NS:.1f} s simulated, round {t}"
       + (f"/{stop.rounds}" if stop.rounds else "")
       + f", {tokens:,}"

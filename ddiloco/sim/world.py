@@ -75,6 +75,7 @@ class World:
     self.stopped: dict[str, str] = {}  # who is not to come back, and why
     self.slow_permille: dict[str, int] = {}
     self.slowed: dict[str, int] = {}  # steps that this has hit
+    self.lost_slices: dict[str, int] = {}
     self.on_event: Callable[[Process, Any, Any], None] = lambda p, e, s: None
     self.on_start: Callable[[Process], None] = lambda p: None
     self.on_end: Callable[[Process, str], None] = lambda p, reason: None
@@ -130,6 +131,8 @@ class World:
     life = self._lives[name] = self._lives.get(name, 0) + 1
     process = self._make(name, f"{name}/{life}")
     self.processes[name] = process
+    if self.lost_slices.get(name, 0) == self.config.elastic.slices:
+      process.pause()  # until it has a slice to start on
     self.on_start(process)
     start_ns = spread(process.rng, self._ns("start_s"), 0.5)
     self.heap.after(start_ns, process.guard(process.start))
@@ -145,6 +148,33 @@ class World:
       self.stopped[name] = KILLED
     else:
       self.heap.after(restart_ns, lambda: self._restart(name))
+
+  def resize(self, name: str, lost: int) -> None:
+    """A learner's island loses a slice, or (-1) gets one back.
+
+    It stands still for as long as that takes, and while it has none.
+    """
+    elastic, process = self.config.elastic, self.processes[name]
+    before = self.lost_slices.get(name, 0)
+    after = self.lost_slices[name] = before + lost
+    if not process.alive:
+      return  # the next life counts its slices
+    process.pause()
+    process.resize(self._samples(name))
+    if after < elastic.slices:
+      cost_s = elastic.down_s if lost > 0 else elastic.up_s
+      self.heap.after(seconds_to_ns(cost_s), process.resume)
+    if before == elastic.slices:
+      process.resume()  # it had stood still for want of any
+
+  def _samples(self, name: str) -> int:
+    """Per inner step, with the slices that are left; 0: with all."""
+    lost, slices = self.lost_slices.get(name, 0), self.config.elastic.slices
+    if not lost:
+      return 0
+    learner = int(name.partition("-")[2])
+    full = learner_value(self.config.learners.batch_size, learner)
+    return max(full * (slices - lost) // slices, 1)
 
   def _restart(self, name: str) -> None:
     if name not in self.stopped and not self.ended:
@@ -194,6 +224,7 @@ class World:
         *where,
         learner=learner,
         step_ns=self._step_ns(name, learner, rng),
+        samples=lambda: self._samples(name),
         machine=self.machines["learner"],
         **common,
       )

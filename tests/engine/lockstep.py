@@ -15,12 +15,15 @@ import jax
 import numpy as np
 
 from ddiloco.algo import codecs
-from ddiloco.algo.fragments import make_layout
+from ddiloco.algo.fragments import join
 from ddiloco.config import Config
+from ddiloco.engine import downlink as downlink_lib
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
+from ddiloco.engine.downlink import make_downlink
 from ddiloco.engine.learner_arrays import LearnerArrays
 from ddiloco.engine.learner_plane import LearnerPlane
+from ddiloco.engine.loading import Model, lay_out
 from ddiloco.engine.ports import Item, Job
 from ddiloco.engine.records import fragment_shapes, read_params
 from ddiloco.engine.syncer_arrays import SyncerArrays
@@ -73,9 +76,7 @@ class Lockstep:
     self.lives: list[Node] = []
     sync, codec = config.sync, config.codec
     self._first_params = programs[0].params(programs[0].init())
-    self.layout = make_layout(
-      self._first_params, sync.num_fragments, sync.fragmentation
-    )
+    self.layout = lay_out(config, self._first_params)
     self.codec = make_codec(
       codec.up,
       block_size=codec.block_size,
@@ -138,6 +139,8 @@ class Lockstep:
     state = program.init()
     leaves, treedef = jax.tree.flatten(program.params(state))
     for i, tensor in enumerate(self.params_at(commit.round)):
+      if tensor is None:  # frozen
+        continue
       leaves[i] = jax.device_put(tensor, leaves[i].sharding, may_alias=False)
     state = program.with_params(state, jax.tree.unflatten(treedef, leaves))
     claim = startup.claim_member(RUN_ID, m, f"{m}", "host", 1)
@@ -146,11 +149,7 @@ class Lockstep:
     writer = self._tape(tape.learner_actor(m), member.incarnation)
     plane = LearnerPlane(
       arrays=LearnerArrays(
-        program,
-        state,
-        self.layout,
-        self.codec,
-        schedule_clock=self.config.inner.clock,
+        self.config, Model(program, state, self.layout, self.codec), state
       ),
       rules=self.rules,
       learner=m,
@@ -264,13 +263,14 @@ class Lockstep:
 
   def params_at(self, t: int) -> list[np.ndarray]:
     """The global parameters after round t, in the layout's order."""
-    leaves: list[Any] = [None] * len(self.layout.tensors)
+    fragments = []
+    downlink = make_downlink(self.config, self.layout)
     for p, ref in enumerate(self.commit(t).fragments):
-      data = self.exchange.history[keys.params(ref.version, p, ref.epoch)]
-      tensors = read_params(data, ref, fragment_shapes(self.layout, p))
-      for i, tensor in zip(self.layout.fragment(p), tensors, strict=True):
-        leaves[i] = tensor
-    return leaves
+      job = downlink_lib.read_params(p, ref, downlink)
+      data = downlink_lib.read_now(job, self.exchange.history.get)
+      shapes = fragment_shapes(self.layout, p)
+      fragments.append(read_params(data, ref, shapes))
+    return join(self.layout, fragments)
 
   def outer_at(self, t: int) -> list[bytes]:
     """Every fragment's outer optimizer state after round t."""

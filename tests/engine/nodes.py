@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ddiloco.algo.fragments import join
 from ddiloco.engine.actor import Actor, Lane, Work
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.protocol import (
@@ -175,7 +176,9 @@ class Learner(Node):
 
   @property
   def anchors(self) -> list[np.ndarray]:
-    return [np.array(anchor) for anchor in self.plane.arrays._anchors]
+    arrays = self.plane.arrays
+    anchors = join(arrays._layout, jax.device_get(arrays._anchors))
+    return [anchor for anchor in anchors if anchor is not None]
 
   def _next_job(self) -> Work | None:
     for work in self.jobs:

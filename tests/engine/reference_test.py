@@ -2,6 +2,7 @@
 
 from itertools import cycle
 
+import jax
 import numpy as np
 import pytest
 
@@ -58,6 +59,9 @@ def synchronous(world, delay):
     ],
     learning_rate=config.outer.learning_rate,
     momentum=config.outer.momentum,
+    blend=config.sync.blend,
+    eager=config.sync.eager,
+    scope=config.merge.rda_scope,
   )
   return reference.train(programs(), recipe, world.committed)
 
@@ -98,6 +102,32 @@ def test_follows_them_for_any_schedule(fragments, interval):
   assert_follows(world, synchronous(world, 2))
 
 
+@pytest.mark.parametrize("rate, momentum", [(0.3, 0.5), (0.7, 0.9)])
+@pytest.mark.parametrize(
+  "option", [{"blend": 0.5}, {"eager": True}, {"blend": 0.3, "eager": True}]
+)
+def test_streaming_options_follow_them(option, rate, momentum):
+  sync = {"apply": "at_overlap"} | option
+  outer = {"learning_rate": rate, "momentum": momentum}
+  world = run(3, 6, 2, sync=sync, outer=outer)
+  assert_follows(world, synchronous(world, 2))
+  plain = run(3, 6, 2, sync={"apply": "at_overlap"}, outer=outer)
+  last = plain.params_at(ROUNDS)
+  assert distance(world.params_at(world.committed), last) > 2e-5
+
+
+def test_data_parallel_is_plain_training():
+  """One learner, P = H = 1, tau = 0: each round is one inner step."""
+  config = make_config(1, 1, 1, 0, stop={"rounds": ROUNDS})
+  world = make_world(config, Regression(0)).run()
+  program = Regression(0)
+  state, size = program.init(), program.samples_per_step
+  for t in range(ROUNDS):
+    state, _ = program.step(state, program.batch(t * size, size), 0)
+    ours = world.params_at(t + 1)
+    assert distance(ours, jax.tree.leaves(program.params(state))) < 2e-6, t
+
+
 def test_a_wrong_delay_is_noticed():
   world = run(4, 6, 2, sync={"apply": "at_overlap"})
   history = synchronous(world, 1)
@@ -126,15 +156,23 @@ def test_a_wrong_weight_is_noticed():
   assert distance(world.params_at(6), history.params[-1]) > 1e-4
 
 
-@pytest.mark.parametrize("rule", ["average", "rda"])
-def test_every_commit_is_what_its_answers_make(rule):
+@pytest.mark.parametrize(
+  "rule, scope",
+  [
+    ("average", "tensor"),
+    ("rda", "tensor"),
+    ("rda", "row"),
+    ("rda", "fragment"),
+  ],
+)
+def test_every_commit_is_what_its_answers_make(rule, scope):
   """Without lock step: unequal speeds, batches and numbers of steps."""
   config = free_config(
     3,
     3,
     3,
     sync={"quorum_min": 2},
-    merge={"rule": rule, "embedding_rule": rule},
+    merge={"rule": rule, "embedding_rule": rule, "rda_scope": scope},
     outer={"learning_rate": 0.7},
     stop={"rounds": 30},
   )
@@ -146,13 +184,15 @@ def test_every_commit_is_what_its_answers_make(rule):
     unequal += len({part.steps for part in parts}) > 1
     answers = [answer(world, t, item) for item in world.commit(t).counted]
     before, after = world.params_at(t - 1), world.params_at(t)
-    for n, i in enumerate(world.layout.fragment(p)):
-      merged = reference.merge(
-        [tensors[n] for tensors in answers],
-        [part.tokens * part.tokens / part.steps for part in parts],
-        rule,
-      )
-      np.testing.assert_allclose(after[i], before[i] - 0.7 * merged, atol=1e-6)
+    merged = reference.merge(
+      answers,
+      [part.tokens * part.tokens / part.steps for part in parts],
+      [rule] * len(answers[0]),
+      scope,
+    )
+    for i, gradient in zip(world.layout.fragment(p), merged, strict=True):
+      expected = before[i] - 0.7 * gradient
+      np.testing.assert_allclose(after[i], expected, atol=1e-6)
     others = set(range(6)) - set(world.layout.fragment(p))
     assert_equal([after[i] for i in others], [before[i] for i in others])
   assert unequal > 10

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ddiloco.engine import startup
-from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol import keys, learner, learner_types, messages, wire
+from ddiloco.types import Refusal
 from tests.engine.lockstep import RUN_ID, Lockstep
 from tests.engine.recovery_test import assert_one_history
 from tests.engine.regression import Regression, make_config
@@ -193,7 +194,7 @@ def test_answer_is_judged(quorate, what):
     ("size", lambda data: data[:-1]),
     ("checksum", lambda data: data.replace(b'"codec"', b'"cadec"')),
     ("malformed", lambda data: data.replace(b" answer ", b" commit ", 1)),
-    ("malformed", lambda data: data.replace(b"ddiloco 1", b"ddiloco 9", 1)),
+    ("malformed", lambda data: data.replace(b"ddiloco 2", b"ddiloco 9", 1)),
   ],
 )
 def test_garbage_is_no_answer(quorate, reason, garble):
@@ -241,18 +242,19 @@ def test_int4_scales_that_are_not_numbers_are_refused():
 
 
 def test_a_learner_whose_numbers_are_lost_answers_nothing():
-  """It says so on its tape, and the others go on."""
+  """It says so on its tape and ends, with no checkpoint of it."""
   programs = [Regression(0), Regression(1, nan_at=20)]
   config = make_config(
     2, sync={"wait": "never", "quorum_min": 1, "grace": False}
   )
   world = Lockstep(config, programs).start().run()
   assert world.committed == 30
-  reasons = [
-    event.reason
-    for event, _ in world.learners[1].log
-    if type(event).__name__ == "AnswerFailed"
-  ]
-  assert set(reasons) == {"the outer gradient is not finite"}
+  log = world.learners[1].log
+  failed = [e for e, _ in log if isinstance(e, learner_types.AnswerFailed)]
+  assert [e.refusal for e in failed[-3:]] == [Refusal.NON_FINITE] * 3
+  *earlier, last = [command for _, given in log for command in given]
+  assert last == learner_types.Stop(learner.DIVERGED)
+  saved = [c for c in earlier if isinstance(c, learner_types.Checkpoint)]
+  assert not [c for c in saved if c.step > failed[0].round]
   for params in world.params_at(30):
     assert np.all(np.isfinite(params))

@@ -37,6 +37,19 @@ def server():
     process.communicate()
 
 
+def launch(command, *argv):
+  """Runs a command in a process of its own, to its end."""
+  done = subprocess.run(
+    [sys.executable, "-m", f"launch.{command}", *map(str, argv)],
+    cwd=processes.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=240,  # a process that starts on a busy machine; it never hangs
+    check=False,
+  )
+  return Result(done.returncode, done.stdout, done.stderr)
+
+
 def assert_user_error(result, *words):
   """Exit code 2 and one message, which says all of these."""
   assert result.code == 2, result

@@ -1,31 +1,15 @@
 """A simulated and a live run, with a killed learner each, again from tapes."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from ddiloco.types import Exit
+from tests.launch.commands import launch
 
-ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "--config=tests/sim/small.py"
 
 pytestmark = pytest.mark.live
-
-
-def launch(command, *arguments):
-  """Runs a command to its end; `(exit code, output, errors)`."""
-  done = subprocess.run(
-    [sys.executable, "-m", f"launch.{command}", *map(str, arguments)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=240,  # a process that starts on a busy machine; it never hangs
-    check=False,
-  )
-  return done.returncode, done.stdout, done.stderr
 
 
 def replayed(workdir, *arguments):

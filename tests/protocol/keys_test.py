@@ -83,6 +83,18 @@ def test_a_prefix_covers_its_own_objects_only(t, u, a, b, c, part):
     assert name.startswith(keys.states(u, a)) == (t == u)
 
 
+@given(*[st.integers(0, 10**6)] * 3)
+def test_objects_of_a_version_tell_what_they_are(t, p, epoch):
+  for kind, key in (
+    ("params", keys.params(t, p, epoch)),
+    ("outer", keys.outer_state(t, p, epoch)),
+    ("step", keys.step(t, p, epoch)),
+  ):
+    assert keys.state_parts(key) == (t, p, kind)
+    assert keys.state_parts(key + "x") is None
+    assert keys.state_parts(key.replace("state", "store")) is None
+
+
 @given(st.lists(st.integers(0, 999_999_999), unique=True))
 def test_listings_are_in_the_order_of_rounds(rounds):
   names = sorted(keys.commit(t) for t in rounds)

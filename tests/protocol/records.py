@@ -14,6 +14,7 @@ from ddiloco.protocol.messages import (
   PartRef,
   Progress,
   Refused,
+  StepRef,
 )
 from ddiloco.types import Refusal
 
@@ -84,6 +85,8 @@ COMMITS = st.builds(
       params_sha256=_TEXTS,
       outer_bytes=_INTS,
       outer_sha256=_TEXTS,
+      step=st.none()
+      | st.builds(StepRef, bytes=_INTS, sha256=_TEXTS, full=st.booleans()),
     )
   ),
   tokens=_INTS,

@@ -98,7 +98,7 @@ def test_noise_is_refused(noise):
 @pytest.mark.parametrize(
   "spoil, reason",
   [
-    (lambda d: d.replace(b"ddiloco 1", b"ddiloco 2", 1), Refusal.MALFORMED),
+    (lambda d: d.replace(b"ddiloco 2", b"ddiloco 1", 1), Refusal.MALFORMED),
     (lambda d: d.replace(b"thing", b"other", 1), Refusal.MALFORMED),
     (lambda d: d + b" ", Refusal.SIZE),
     (lambda d: d[:-1] + b"]", Refusal.CHECKSUM),
@@ -116,8 +116,8 @@ def test_reasons(spoil, reason):
 
 
 def test_an_unknown_format_names_both():
-  data = wire.frame("thing", 1).replace(b"ddiloco 1", b"ddiloco 7", 1)
-  with pytest.raises(wire.WireError, match=r"format 7.*reads 1"):
+  data = wire.frame("thing", 1).replace(b"ddiloco 2", b"ddiloco 7", 1)
+  with pytest.raises(wire.WireError, match=r"format 7.*reads 2"):
     wire.unframe("thing", data)
 
 

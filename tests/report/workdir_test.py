@@ -93,5 +93,21 @@ def test_the_newest_evaluation_of_each_round_counts(tmp_path):
   assert len(warnings) == 1
 
 
+def test_evaluations_of_others_are_left_out(tmp_path):
+  line = {"unix_ns": 1, "round": 4, "tokens": 1, "loss": 2.0}
+  lines = [
+    line,
+    line | {"of": "syncer", "round": 8},
+    line | {"of": "learner:0", "loss": 3.0},
+    {"unix_ns": 1, "of": "syncer", "round": 4, "tasks": {"piqa/acc": 0.5}},
+  ]
+  path = tmp_path / "eval.jsonl"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  warnings = []
+  found = workdir.read_evaluations(path, warnings)
+  assert [(e["round"], e["loss"]) for e in found] == [(4, 2.0), (8, 2.0)]
+  assert warnings == []
+
+
 def test_no_files_are_no_lines(tmp_path):
   assert read(tmp_path) == ([], [])

@@ -1,5 +1,8 @@
 """Faults in a world: each is performed, has its effect, and proves it."""
 
+import pathlib
+import re
+
 import pytest
 
 from ddiloco.config import from_dict
@@ -16,6 +19,7 @@ SCRIPTS = {
   "slow": "at 2s slow learner 1 by 5x for 2s",
   "stop": "at 2s stop learner 1",
   "start": "at 3s start learner 1",
+  "shrink": "at 2s shrink learner 1 for 2s",
   "partition": "at 2s partition learner 1 for 2s",
   "clog": "at 2s clog syncer for 2s",
   "jump": "at 2s jump syncer for 30s",
@@ -132,3 +136,27 @@ def test_faults_that_hit_nobody_wait():
     "at 2s kill learner 1 for 1s; at round 18 pause learner 1 for 3s"
   )
   assert runner.idle == []
+
+
+def test_the_documentation_has_every_kind():
+  path = pathlib.Path(__file__).parents[2] / "docs/protocol.md"
+  rows = re.findall(
+    r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \| .*? \| (.*?) \|$",
+    path.read_text().replace("| |", "|  |").replace("| |", "|  |"),
+    re.M,
+  )
+  told = {
+    what: (tuple(who.split(", ")), by.strip(), span.strip(), live.strip())
+    for what, who, by, span, live in rows
+    if what in KINDS
+  }
+  words = {"refused": "", "optional": "may", "required": "must"}
+  assert told == {
+    what: (
+      kind.actors,
+      "must" if kind.has_factor else "",
+      words[kind.span],
+      "yes" if kind.live else "",
+    )
+    for what, kind in KINDS.items()
+  }

@@ -59,3 +59,27 @@ def test_nobody_waits_for_what_is_not_watched_any_more():
       assert len(process._watching) <= len(process.watched()) + 4
   # The next commit of each learner, the next answers to the open rounds.
   assert len(world.exchange._waiting) <= 12
+
+
+def test_nothing_piles_up_where_the_store_is_slower_than_every_interval():
+  live = {"heartbeat_s": 0.5, "tape_flush_s": 0.2, "checkpoint_every_steps": 2}
+  config = from_dict(
+    {
+      "stop": {"rounds": 12},
+      "learners": {"count": 2},
+      "sync": {"num_fragments": 3, "interval_steps": 3},
+      "live": live,
+      "sim": {"delay_s": 2.0},
+    }
+  )
+  world = World(config, NullCompute(config), seed=5, code_version="x")
+  for name in ("syncer", "learner-0", "learner-1"):
+    world.start(name)
+  assert world.run(lambda: world.ended, events_max=20_000)
+  assert {process.name for process in world.processes.values()} == {
+    "syncer/1",
+    "learner-0/1",
+    "learner-1/1",
+  }
+  for process in world.processes.values():
+    assert sum(map(len, process._lanes.values())) <= 3

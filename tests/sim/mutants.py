@@ -17,9 +17,9 @@ from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import (
   admission,
-  keys,
   learner,
   learner_answers,
+  learner_policies,
   quorum,
   retention,
   schedule,
@@ -185,7 +185,12 @@ def swept_commits_vanish(patch) -> Machines:
 
 
 def a_start_sweeps_what_another_syncer_stores(patch) -> Machines:
-  patch.setattr(keys, "state_version", lambda key: None)
+  real = retention.keeps
+
+  def keeps(kind, version, newest, *rest):
+    return version <= newest and real(kind, version, newest, *rest)
+
+  patch.setattr(retention, "keeps", keeps)
 
 
 def a_fragment_never_due(patch) -> Machines:
@@ -256,7 +261,7 @@ def no_second_attempt(patch) -> Machines:
     return state
 
   patch.setattr(learner_answers, "retry", retry)
-  patch.setattr(learner, "retry", retry)
+  patch.setattr(learner_policies, "retry", retry)
 
 
 def answer_before_its_tape(patch) -> Machines:

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from ddiloco.engine.version import code_version
 from ddiloco.protocol import faults as fault_script
 from ddiloco.protocol import keys, tape
 from ddiloco.sim.train import simulate
 from ddiloco.types import Exit
+from tests.sim.mutants import retention_one_version_early
 from tests.sim.small import MemoryStore, make_config
 
 FAULTS = (
@@ -16,7 +18,28 @@ FAULTS = (
 )
 
 
-def run(workdir, *, seed=7, faults="", **groups):
+# What proves each kind, and when it happens.
+PROOFS = {
+  "start": ("at 1s start learner 3", "pid"),
+  "kill": ("at 2s kill learner 1 for 1s", "life"),
+  "pause": ("at 5s pause learner 2 for 1s", "held_actions"),
+  "slow": ("at 7s slow learner 2 by 5x for 1s", "slow_steps"),
+  "shrink": ("at 9s shrink learner 2 for 1s", "slices_left"),
+  "partition": ("at 12s partition learner 1 for 1s", "operations"),
+  "clog": ("at 14s clog syncer for 1s", "operations"),
+  "jump": ("at 16s jump syncer for 5s", "jumped_ns"),
+  "nan": ("at 17s nan learner 1", "answer"),
+  "outlier": ("at 18s outlier learner 2 by 900x", "answer"),
+  "layout": ("at 19s layout learner 1", "answer"),
+  "outdated": ("at 21s outdated learner 2", "answer"),
+  "rival": ("at 22s rival syncer for 2s", "opened"),
+  "outage": ("at 26s outage exchange for 1s", "operations"),
+  "full": ("at 28s full exchange for 1s", "operations"),
+  "stop": ("at 31s stop learner 3", "pid"),
+}
+
+
+def run(workdir, *, seed=7, faults="", arrays=True, **groups):
   """Returns the exit code and the exchange that the run has left."""
   workdir.mkdir(exist_ok=True)
   store = MemoryStore()
@@ -26,6 +49,7 @@ def run(workdir, *, seed=7, faults="", **groups):
     store=store,
     seed=seed,
     faults=fault_script.parse(faults) if faults else (),
+    arrays=arrays,
   )
   return code, store
 
@@ -87,20 +111,70 @@ def test_a_restarted_learner_goes_on_from_its_own_checkpoint(tmp_path):
     ("at round 9 stop learner 1", "gone for good: learner 1"),
     ("at round 9 partition learner 1 for 100000s", "waits for 1 more answers"),
     ("at round 9 stop syncer", "the syncer was told to leave"),
+    ("at round 9 start learner 1", "answered: learner 0"),
+    ("at 3s outage exchange for 99999s", "way: at 3s outage exchange for 99"),
   ],
 )
 def test_a_run_that_cannot_go_on_says_so(tmp_path, capsys, faults, why):
-  code, _ = run(tmp_path, faults=faults, sync={"quorum_min": 2})
+  sync = {"quorum_min": 2}
+  code, _ = run(tmp_path, faults=faults, arrays=False, sync=sync)
   assert code is Exit.FAILED
   assert why in capsys.readouterr().err
   summary = json.loads((tmp_path / "summary.json").read_text())
   assert summary["status"] == "failed" and why in summary["reason"]
 
 
+def test_a_violation_tells_how_it_came_about(tmp_path, capsys, monkeypatch):
+  retention_one_version_early(monkeypatch)
+  code, _ = run(tmp_path, arrays=False)
+  assert code is Exit.FAILED
+  told = capsys.readouterr().err
+  assert "last events" in told and "Committed(" in told
+  assert "  syncer/1 is alive: SyncerState(" in told
+  assert f"failed: seed 7, code {code_version()}, after " in told
+  assert "one of the newest two" in told
+  summary = json.loads((tmp_path / "summary.json").read_text())
+  assert summary["status"] == "failed" and "seed 7" in summary["reason"]
+
+
+def test_a_slow_store_is_no_reason_to_give_up(tmp_path):
+  """Nor are merges that take many steps."""
+  code, _ = run(
+    tmp_path,
+    arrays=False,
+    sim={"delay_s": 2.0, "merge_s": 5.0},
+    stop={"rounds": 6},
+  )
+  assert code is Exit.OK
+
+
 def test_a_fault_without_effect_fails_the_run(tmp_path, capsys):
-  code, _ = run(tmp_path, faults="at 100000s kill learner 1 for 1s")
+  faults = "at 100000s kill learner 1 for 1s"
+  code, _ = run(tmp_path, faults=faults, arrays=False)
   assert code is Exit.FAILED
   assert "took no effect" in capsys.readouterr().err
+  (fault,) = json.loads((tmp_path / "summary.json").read_text())["faults"]
+  assert fault["took_effect"] is False
+  assert fault["evidence"]["why"] == "the run ended before it was due"
+
+
+def test_the_report_has_every_fault_with_its_proof(tmp_path):
+  assert PROOFS.keys() == fault_script.KINDS.keys()
+  code, _ = run(
+    tmp_path,
+    faults="; ".join(line for line, _ in PROOFS.values()),
+    arrays=False,
+    learners={"count": 4},
+    stop={"rounds": 400},
+    elastic={"slices": 2, "down_s": 0.5, "up_s": 0.5},
+  )
+  assert code is Exit.OK
+  told = json.loads((tmp_path / "summary.json").read_text())["faults"]
+  assert len(told) == len(PROOFS)
+  for fault in told:
+    _, proof = PROOFS[fault["fault"]["what"]]
+    assert fault["took_effect"] and fault["evidence"][proof], fault
+    assert fault["evidence"]["at_round"] >= 0
 
 
 def test_interrupted_it_writes_what_there_is(tmp_path):

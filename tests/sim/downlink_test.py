@@ -1,0 +1,102 @@
+"""Training with a compressed way down, through deaths, and again from tapes."""
+
+import json
+
+import pytest
+
+from ddiloco.engine import learner_plane
+from ddiloco.engine.ports import Call
+from ddiloco.protocol import faults as fault_script
+from ddiloco.protocol import keys, messages
+from ddiloco.protocol.messages import Commit
+from ddiloco.sim import history as history_lib
+from ddiloco.sim import islands, roles
+from ddiloco.sim.train import simulate
+from ddiloco.types import Exit
+from tests.sim.small import MemoryStore, make_config
+
+FAULTS = (
+  "at round 15 kill learner 1 for 1s; at round 25 kill syncer for 0.5s;"
+  " at round 35 partition learner 0 for 2s"
+)
+CODEC = {"up": "int4", "down": "int4", "down_full_every": 4}
+
+
+def run(workdir, *, faults="", codec=CODEC):
+  store = MemoryStore()
+  code = simulate(
+    make_config(codec=codec),
+    workdir=workdir,
+    store=store,
+    seed=11,
+    faults=fault_script.parse(faults) if faults else (),
+  )
+  assert code is Exit.OK
+  return store, json.loads((workdir / "summary.json").read_text())
+
+
+def replay(store):
+  return islands.replay(
+    history_lib.load(store),
+    cache_dir="",
+    decisions_only=False,
+    say=lambda line: None,
+  )
+
+
+@pytest.mark.parametrize(
+  "codec",
+  [
+    CODEC,
+    {
+      "up": "e3m0",
+      "down": "int2",
+      "down_full_every": 3,
+      "rounding": "stochastic",
+    },
+  ],
+  ids=["int4", "stochastic"],
+)
+def test_a_run_with_deaths_replays_bit_for_bit(tmp_path, codec):
+  store, summary = run(tmp_path, faults=FAULTS, codec=codec)
+  assert [fault["took_effect"] for fault in summary["faults"]] == [True] * 3
+  assert summary["warnings"] == []
+  assert summary["eval"]["loss"] < 0.9 * summary["eval"]["initial_loss"]
+  newest = messages.decode(Commit, store.objects[keys.commit(60)])
+  assert all(ref.step for ref in newest.fragments)
+  # The evaluator's parameters come of steps; the replay compares the digests
+  # of every commit with those of its own syncer.
+  result = replay(store)
+  assert (result["commits"], result["matched"]) == (60, 60)
+  assert result["compared"] == "parameters"
+
+
+def count_reads(monkeypatch, module, name):
+  """Bytes that learners read of states, by a function of a module."""
+  sizes, read = [], getattr(module, name)
+
+  def counted(*args, **kwargs):
+    job, answer = read(*args, **kwargs), None
+    try:
+      while True:
+        request = job.send(answer)
+        answer = yield request
+        assert isinstance(request, Call) and request.method == "get"
+        sizes.append(len(answer.value))
+    except StopIteration as stop:
+      return stop.value
+
+  monkeypatch.setattr(module, name, counted)
+  return sizes
+
+
+def test_bytes_down_are_reported_as_they_were_read(tmp_path, monkeypatch):
+  read = [
+    count_reads(monkeypatch, roles, "read_params"),
+    count_reads(monkeypatch, learner_plane, "read_version"),
+  ]
+  faults = "at round 15 kill learner 1 for 1s"
+  _, summary = run(tmp_path, faults=faults)
+  joined, fetched = map(sum, read)
+  assert summary["bytes"]["down"] == joined + fetched
+  assert len(read[1]) > 60
