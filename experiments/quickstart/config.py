@@ -6,16 +6,22 @@ held out; P = H = 24 balanced tensors, tau = 2, int4 answers, RDA.
   python -m launch.local --config=experiments/quickstart/config.py \
     --workdir=runs/quickstart
 
+After a colon, another algorithm of the family on the same model and data:
+`config.py:data_parallel`, `:diloco`, `:streaming_diloco`, `:async_local_sgd`,
+`:elastic_data_parallel` (simulated only).
+
 Hardware: 2 CPU cores. Time: 2 to 3 minutes.
 Expected: a held-out loss of about 1.72 nats per byte (2.5 bits), below 1.9.
 Longer: --config.stop.tokens=6000000 --config.inner.decay=6000000
 """
 
+import dataclasses
 from typing import Any
 
 import ml_collections
+from ml_collections import config_dict
 
-from ddiloco.config import Config
+from ddiloco.config import Config, ModelConfig, algorithms
 
 TOKENS = 1_200_000
 
@@ -27,9 +33,19 @@ def _tuples(value: Any) -> Any:
   return tuple(value) if isinstance(value, list) else value
 
 
-def get_config() -> ml_collections.ConfigDict:
-  """Every key of a run, so that each can be overridden on the command line."""
+def get_config(
+  algorithm: str = "decoupled_diloco",
+) -> ml_collections.ConfigDict:
+  """Every key of a run, so that each can be overridden on the command line.
+
+  Args:
+    algorithm: a name of `ddiloco.config.algorithms`.
+  """
   config = ml_collections.ConfigDict(_tuples(Config().to_dict()))
+  # The model's shape is left unset, so that --config.model.preset can give it.
+  for field in dataclasses.fields(ModelConfig):
+    if field.name != "preset":
+      config.model[field.name] = config_dict.placeholder(field.type)
 
   config.learners.count = 3
   config.learners.batch_size = (8,)  # x 64 tokens: about 0.1 s on 2 cores
@@ -42,5 +58,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.inner.warmup = 50_000  # tokens
   config.inner.decay = TOKENS
   config.stop.tokens = TOKENS
-  config.faults = "at round 250 kill learner 1 for 5s"
+  if algorithm == "decoupled_diloco":
+    config.faults = "at round 250 kill learner 1 for 5s"
+  config.update_from_flattened_dict(algorithms.preset(algorithm))
+  if config.learners.count == 1:  # the same global batch
+    config.learners.batch_size = (24,)
   return config

@@ -1,0 +1,1 @@
+"""The outer optimizer: rate, momentum, learners and merge rule."""

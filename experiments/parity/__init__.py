@@ -1,0 +1,1 @@
+"""Decoupled learners and data-parallel training, at equal tokens."""

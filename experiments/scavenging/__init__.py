@@ -1,0 +1,1 @@
+"""Learners on borrowed slices: they join, train for a while, and leave."""

@@ -1,0 +1,39 @@
+"""Slices of Cloud TPUs, as far as an emulated island needs to know them.
+
+Peak bf16 TFLOP/s of a chip, from Google's public data sheets. An emulated
+island is as fast as its peak says: step time goes with samples over chips
+times peak. Measured speeds of a real model belong into a config instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+PEAK_TFLOPS = {"v5p": 459.0, "v6e": 918.0}
+
+
+def islands(
+  slices: Sequence[tuple[str, int, int]], *, chips_per_device: int = 8
+) -> dict[str, Any]:
+  """Keys of `learners` for islands of (generation, chips, samples per step).
+
+  An emulated device stands for `chips_per_device` chips. Raises `ValueError`
+  for a generation it does not know, or chips that fill no whole device.
+  """
+  seconds = []
+  for generation, chips, samples in slices:
+    if generation not in PEAK_TFLOPS:
+      raise ValueError(
+        f"generation {generation!r}: known are {', '.join(PEAK_TFLOPS)}"
+      )
+    if chips % chips_per_device:
+      raise ValueError(
+        f"{chips} chips are no multiple of {chips_per_device}, which is what "
+        "an emulated device stands for"
+      )
+    seconds.append(samples / (chips * PEAK_TFLOPS[generation]))
+  return {
+    "count": len(slices),
+    "devices": tuple(chips // chips_per_device for _, chips, _ in slices),
+    "batch_size": tuple(samples for _, _, samples in slices),
+    "slowdown": tuple(round(s / min(seconds), 3) for s in seconds),
+  }
