@@ -50,6 +50,18 @@ setuptools.setup(
     "tokenizers>=0.23.3",
   ],
   extras_require={
-    "test": ["hypothesis>=6.170.17", "pytest>=9.2.0", "ruff>=0.17.6"],
+    # Brings datasets and scikit-learn (0.4 GB), but neither torch nor models.
+    "lm_eval": ["lm_eval>=0.4.13"],
+    "safetensors": ["safetensors>=0.8.0"],
+    # Exact, because the questions decide every result.
+    "vqa": ["easy-vqa==1.0", "pillow>=13.0.0"],
+    "test": [
+      "easy-vqa==1.0",
+      "hypothesis>=6.170.17",
+      "pillow>=13.0.0",
+      "pytest>=9.2.0",
+      "ruff>=0.17.6",
+      "safetensors>=0.8.0",
+    ],
   },
 )

@@ -75,7 +75,8 @@ def test_its_examples_of_values_are_legal():
       match = re.fullmatch(r"--config\.(\w+)\.(\w+)=(.*)", flag)
       if match:
         group, key, value = match.groups()
-        values.setdefault(group, {})[key] = eval(value, {})
+        text = re.fullmatch(r"[a-z][\w/]*", value)
+        values.setdefault(group, {})[key] = text[0] if text else eval(value, {})
   assert {"learners", "stop"} <= values.keys()
   from_dict(values)
 
