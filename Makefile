@@ -7,6 +7,7 @@
 # VENV=DIR            where the environment is
 # WORKDIR=DIR         where the quickstart writes
 # ARGS="..."          more flags for the launcher or for pytest
+# FAST=1              leave out tests that are slow or start processes
 
 SHELL := bash
 PYTHON ?= python3
@@ -50,7 +51,10 @@ quickstart: $(STAMP)
 test: export JAX_PLATFORMS := cpu
 test: export PJRT_NPROC := 2
 test: $(STAMP)
-	"$(BIN)/python" -m pytest $(ARGS)
+	@# 5: of what ARGS selects, none is of this kind.
+	"$(BIN)/python" -m pytest -n 2 --dist loadfile \
+	  -m "not live$(if $(FAST), and not slow)" $(ARGS) || [ $$? -eq 5 ]
+	$(if $(FAST),@true,"$(BIN)/python" -m pytest -m live $(ARGS) || [ $$? -eq 5 ])
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .

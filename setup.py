@@ -60,6 +60,7 @@ setuptools.setup(
       "hypothesis>=6.170.17",
       "pillow>=13.0.0",
       "pytest>=9.2.0",
+      "pytest-xdist>=3.8.0",
       "ruff>=0.17.6",
       "safetensors>=0.8.0",
     ],
