@@ -48,12 +48,15 @@ def replay(store):
   "codec",
   [
     CODEC,
-    {
-      "up": "e3m0",
-      "down": "int2",
-      "down_full_every": 3,
-      "rounding": "stochastic",
-    },
+    pytest.param(
+      {
+        "up": "e3m0",
+        "down": "int2",
+        "down_full_every": 3,
+        "rounding": "stochastic",
+      },
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=["int4", "stochastic"],
 )
