@@ -122,7 +122,7 @@ def with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
   What `model` sets wins over its preset; None is not set. A config that was
   filled in before comes back as it is.
   """
-  model = values.get("model")
+  model = values.get("model") if isinstance(values, Mapping) else None
   if not isinstance(model, Mapping):
     return values
   given = {key: value for key, value in model.items() if value is not None}

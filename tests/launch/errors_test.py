@@ -269,7 +269,7 @@ DATA_ERRORS = {
   "empty documents": ({f"{i}.txt": b"" for i in range(4)}, "holds no text"),
   "too few documents": (
     {"0.txt": b"text", "1.txt": b"text"},
-    "data.heldout_documents = 2, but",
+    "data.heldout_documents = 2, 2 of them from",
   ),
   "less than a batch": (
     {f"{i}.txt": b"some text " * 3 for i in range(4)},
