@@ -1,9 +1,9 @@
 """Versions of fragments as they lie in the exchange: in full, or as steps.
 
 With `codec.down`, the object of a version is the encoded outer step that led
-to it, followed by a record of the version before; every so manieth version
-lies there in full as well. Each record has the digest of what it names, so
-the commit vouches for the whole chain.
+to it, followed by a record of the version before; every R-th version
+(`codec.down_full_every`) lies there in full as well. Each record has the
+digest of what it names, so the commit vouches for the whole chain.
 """
 
 from collections.abc import Callable

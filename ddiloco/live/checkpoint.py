@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from ddiloco.live.log import logger
 
 _KEEP = 2
+_STATE = "state"  # the name of Orbax's item for it
 
 
 class Restored(NamedTuple):
@@ -27,6 +29,7 @@ class Checkpoints:
   """
 
   def __init__(self, directory: pathlib.Path):
+    self._directory = epath.Path(directory.absolute())
     self._manager = ocp.CheckpointManager(
       directory.absolute(),
       options=ocp.CheckpointManagerOptions(
@@ -66,6 +69,7 @@ class Checkpoints:
       return None
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     try:
+      self._check_shapes(number, abstract)
       restored = self._manager.restore(
         number,
         args=ocp.args.Composite(
@@ -81,6 +85,30 @@ class Checkpoints:
       )
       return None
     return Restored(restored["state"], dict(restored["position"]))
+
+  def _check_shapes(self, number: int, abstract: Any) -> None:
+    """`ValueError` if a checkpoint holds other shapes than these.
+
+    Before anything is read: a restore that fails half-way leaves reads behind.
+    """
+    if any(
+      jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+      for x in jax.tree.leaves(abstract)
+    ):
+      return  # typed keys are saved as their data
+    saved = ocp.StandardCheckpointHandler().metadata(
+      self._directory / str(number) / _STATE
+    )
+    found, wanted = (
+      sorted(tuple(x.shape) for x in jax.tree.leaves(tree))
+      for tree in (saved.tree, abstract)
+    )
+    if found != wanted:
+      odd = [shape for shape in found if shape not in wanted] or found
+      raise ValueError(
+        f"it holds {len(found)} tensors, one of them of shape {odd[0]}, where "
+        f"this program has {len(wanted)} of other shapes"
+      )
 
   def close(self) -> None:
     """Releases Orbax's threads."""
