@@ -12,13 +12,14 @@ import threading
 from absl import flags
 
 from ddiloco.config import ConfigError
+from ddiloco.lm import weights
 from ddiloco.types import Exit
 from launch import command
 from launch import flags as common
 
 OUTPUT = flags.DEFINE_string("output", None, "The directory to create.")
 FORMAT = flags.DEFINE_enum(
-  "format", "safetensors", ["orbax", "safetensors"], "How tensors are stored."
+  "format", "safetensors", weights.FORMATS, "How tensors are stored."
 )
 
 

@@ -11,6 +11,7 @@ import pathlib
 import tempfile
 
 from ddiloco.config import ConfigError
+from ddiloco.types import Exit
 from launch import command
 from launch import flags as common
 
@@ -40,7 +41,7 @@ def main() -> int:
         "the documents of each into a sub-directory of its own."
       )
     print(partition.describe(mix))
-  return 0
+  return Exit.OK
 
 
 if __name__ == "__main__":

@@ -39,11 +39,10 @@ import numpy as np
 
 from ddiloco.algo import coders
 from ddiloco.algo.coders import Array, Coder, Payload, Specs
+from ddiloco.config.codecs import NAMES, USERS
 
 Shapes = tuple[tuple[int, ...], ...]  # Tensor shapes of one fragment.
 Residual = tuple[Array, ...]  # f32, as the tensors; () without feedback.
-
-_STOCHASTIC = ("bf16", "int8", "int4", "e3m0", "int2")
 
 
 class Codec(NamedTuple):
@@ -115,10 +114,10 @@ def make_codec(
     raise ValueError(
       f"unknown rounding {rounding!r}: choose nearest or stochastic"
     )
-  if rounding == "stochastic" and name not in _STOCHASTIC:
+  if rounding == "stochastic" and name not in USERS["rounding"]:
     raise ValueError(
       f"rounding 'stochastic' with codec {name!r}, which has no two levels to "
-      f"choose from: use one of {', '.join(_STOCHASTIC)}"
+      f"choose from: use one of {', '.join(USERS['rounding'])}"
     )
   if not 0 < topk_fraction <= 1:
     raise ValueError(
@@ -176,22 +175,18 @@ def by_tensor(codec: Codec, payload: Payload) -> list[Payload]:
   return [tuple(payload[i : i + size]) for i in range(0, len(payload), size)]
 
 
-def inspect(
-  codec: Codec, shapes: Shapes
-) -> Callable[[Payload], tuple[bool, np.ndarray]]:
-  """Builds a check, payload -> (finite, norms f32[tensors]).
+def inspect(codec: Codec, shapes: Shapes) -> Callable[[Payload], np.ndarray]:
+  """Builds a check, payload -> norms f32[tensors] of the decoded values.
 
-  `finite` says that all decoded values and all their L2 norms are finite: a
-  value whose norm overflows f32 could not be merged either. No decoded copy
-  outlives the call.
+  One that is not finite tells of values that are not, or whose norm overflows
+  f32: they could not be merged either. No decoded copy outlives the call.
   """
   measures = [_norm(codec, shape) for shape in shapes]
 
-  def check(payload: Payload) -> tuple[bool, np.ndarray]:
+  def check(payload: Payload) -> np.ndarray:
     parts = by_tensor(codec, payload)
     norms = [f(part) for f, part in zip(measures, parts, strict=True)]
-    norms = np.array([float(norm) for norm in norms], np.float32)
-    return bool(np.isfinite(norms).all()), norms
+    return np.array([float(norm) for norm in norms], np.float32)
 
   return check
 
@@ -298,7 +293,6 @@ _CODERS: dict[str, Callable[[coders.Options], Coder]] = {
   "sign1": coders.sign1,
   "topk": coders.topk,
 }
-NAMES = tuple(_CODERS)
 
 
 def _little_endian(a: np.ndarray) -> np.ndarray:

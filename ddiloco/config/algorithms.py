@@ -5,11 +5,16 @@ names its `algorithm`; `check` refuses keys that contradict it or that mean
 nothing to it, and `preset` gives the keys that turn a default config into it.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ddiloco.config.schema import Config, ConfigError, SyncConfig, flatten
+from ddiloco.config.schema import (
+  Config,
+  ConfigError,
+  SyncConfig,
+  did_you_mean,
+  flatten,
+)
 from ddiloco.types import Apply, Wait
 
 Keys = Mapping[str, Any]  # dotted key -> value
@@ -154,10 +159,9 @@ def _contradictions(config: Config) -> Iterator[tuple[str, Any, Any]]:
 
 def _named(name: str) -> Algorithm:
   if name not in ALGORITHMS:
-    near = difflib.get_close_matches(name, ALGORITHMS, n=1)
-    hint = f"Did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(name, ALGORITHMS)
     raise ConfigError(
-      f"algorithm = {name!r} is unknown. {hint}There are "
+      f"algorithm = {name!r} is unknown. {hint + ' ' if hint else ''}There are "
       f"{', '.join(ALGORITHMS)}."
     )
   return ALGORITHMS[name]

@@ -1,20 +1,21 @@
 """The bounds of a config, and the combinations that cannot work."""
 
-import difflib
 import math
 import re
 
 from ddiloco.config import algorithms, codecs
+from ddiloco.config.data import check_data
 from ddiloco.config.models import check_model
 from ddiloco.config.optimizers import check_optimizers
 from ddiloco.config.schema import (
   Config,
   ConfigError,
+  did_you_mean,
   flatten,
   island_mesh,
   learner_value,
+  require,
 )
-from ddiloco.config.schema import require as _require
 from ddiloco.types import Anchor, Apply, Wait
 
 # Dotted key -> smallest allowed value.
@@ -117,7 +118,7 @@ def validate(config: Config) -> None:
   """Raises `ConfigError` for the first thing that cannot work."""
   flat = flatten(config.to_dict())
   for key, minimum in _MINIMA.items():
-    _require(
+    require(
       flat[key] >= minimum,
       key,
       flat[key],
@@ -125,13 +126,12 @@ def validate(config: Config) -> None:
       "Raise it.",
     )
   for key, choices in _CHOICES.items():
-    near = difflib.get_close_matches(flat[key], choices, n=1)
-    _require(
+    require(
       flat[key] in choices,
       key,
       flat[key],
       f"the choices are {', '.join(choices)}",
-      f"Did you mean {near[0]}?" if near else "Choose one.",
+      did_you_mean(flat[key], choices) or "Choose one.",
     )
   algorithms.check(config)
   _validate_sync(config)
@@ -139,28 +139,27 @@ def validate(config: Config) -> None:
   _validate_merging(config)
   check_optimizers(config)
   _validate_islands(config)
-  _validate_model(config)
   check_model(config)
-  _validate_shards(config)
+  check_data(config)
 
 
 def _validate_sync(config: Config) -> None:
   sync, count = config.sync, config.learners.count
-  _require(
+  require(
     sync.quorum_min <= count,
     "sync.quorum_min",
     sync.quorum_min,
     f"there are learners.count = {count} learners, so no round could close",
     "Lower the quorum or add learners.",
   )
-  _require(
+  require(
     sync.overlap_steps < sync.interval_steps,
     "sync.overlap_steps",
     sync.overlap_steps,
     f"it must be below sync.interval_steps = {sync.interval_steps}",
     "A fragment's sync must end before its next one starts.",
   )
-  _require(
+  require(
     sync.overlap_steps > 0 or sync.wait is Wait.EXACT,
     "sync.overlap_steps",
     0,
@@ -168,14 +167,14 @@ def _validate_sync(config: Config) -> None:
     "Without overlap learners must wait: set sync.wait='exact' or overlap "
     "at least one step.",
   )
-  _require(
+  require(
     0 < sync.grace_margin < 1,
     "sync.grace_margin",
     sync.grace_margin,
     "it must lie between 0 and 1",
     "The paper's gamma leaves part of the slack unused.",
   )
-  _require(
+  require(
     0 <= sync.blend < 1,
     "sync.blend",
     sync.blend,
@@ -183,7 +182,7 @@ def _validate_sync(config: Config) -> None:
     "It is the share that a learner keeps; 0 takes the commit as it is.",
   )
   if sync.apply is Apply.OWN:
-    _require(
+    require(
       sync.num_fragments == 1 and sync.anchor is Anchor.ANY,
       "sync.apply",
       "own",
@@ -191,7 +190,7 @@ def _validate_sync(config: Config) -> None:
       f"{str(sync.anchor)!r}",
       "Applying only one's own commits needs one fragment and anchor='any'.",
     )
-  _require(
+  require(
     sync.apply is not Apply.AT_OVERLAP or sync.wait is Wait.EXACT,
     "sync.apply",
     "at_overlap",
@@ -210,7 +209,7 @@ def _validate_patterns(config: Config) -> None:
       raise ConfigError(
         f"sync.{key} = {value!r}, but it is not a regular expression: {error}."
       ) from error
-    _require(
+    require(
       found == groups or not groups,
       f"sync.{key}",
       value,
@@ -220,7 +219,7 @@ def _validate_patterns(config: Config) -> None:
 
 
 def _validate_merging(config: Config) -> None:
-  _require(
+  require(
     config.stop.rounds > 0 or config.stop.tokens > 0,
     "stop.rounds",
     config.stop.rounds,
@@ -229,7 +228,7 @@ def _validate_merging(config: Config) -> None:
   )
   codecs.check_codecs(config)
   merge = config.merge
-  _require(
+  require(
     merge.rda_scope == "tensor" or "rda" in (merge.rule, merge.embedding_rule),
     "merge.rda_scope",
     merge.rda_scope,
@@ -242,14 +241,14 @@ def _validate_islands(config: Config) -> None:
   learners = config.learners
   for key in ("devices", "batch_size", "slowdown"):
     values = getattr(learners, key)
-    _require(
+    require(
       len(values) > 0 and all(value >= 1 for value in values),
       f"learners.{key}",
       values,
       "it needs at least one entry, each at least 1",
       "Learner i takes entry i modulo the length.",
     )
-  _require(
+  require(
     len(learners.mesh) in (3, 4)
     and learners.mesh.count(-1) <= 1
     and all(size == -1 or size >= 1 for size in learners.mesh),
@@ -258,7 +257,7 @@ def _validate_islands(config: Config) -> None:
     "it must name three or four axis sizes (data, fsdp, tensor[, expert])",
     "One of them may be -1.",
   )
-  _require(
+  require(
     learners.count <= config.data.shards,
     "learners.count",
     learners.count,
@@ -269,7 +268,7 @@ def _validate_islands(config: Config) -> None:
     data, fsdp, _, *expert = island_mesh(config, learner)
     batch = learner_value(learners.batch_size, learner)
     ways = math.prod((data, fsdp, *expert))
-    _require(
+    require(
       batch % ways == 0,
       "learners.batch_size",
       batch,
@@ -277,89 +276,17 @@ def _validate_islands(config: Config) -> None:
       f"Use a multiple of {ways}, or another mesh.",
     )
   live = config.live
-  _require(
+  require(
     live.poll_min_s <= live.poll_max_s,
     "live.poll_max_s",
     live.poll_max_s,
     f"live.poll_min_s = {live.poll_min_s} is larger",
     "Raise it.",
   )
-  _require(
+  require(
     live.heartbeat_s < live.dead_after_s,
     "live.dead_after_s",
     live.dead_after_s,
     f"it must exceed live.heartbeat_s = {live.heartbeat_s}",
     "A learner is live as long as its heartbeats are younger than this.",
-  )
-
-
-def _validate_model(config: Config) -> None:
-  model, data = config.model, config.data
-  _require(
-    model.heads % model.kv_heads == 0,
-    "model.heads",
-    model.heads,
-    f"model.kv_heads = {model.kv_heads} does not divide it",
-    "Every key-value head serves the same number of query heads.",
-  )
-  _require(
-    model.head_width % 2 == 0,
-    "model.head_width",
-    model.head_width,
-    "rotary embeddings turn pairs",
-    "Use an even width.",
-  )
-  _require(
-    data.tokenizer == "byte" or data.vocab_size >= 258,
-    "data.vocab_size",
-    data.vocab_size,
-    "a byte-level bpe needs 256 bytes, a merge and the separator",
-    "Use at least 258; 1024 is usual for small models.",
-  )
-  _require(
-    data.source in ("sotu", "easy_vqa") or bool(data.path),
-    "data.path",
-    data.path,
-    f"data.source = {data.source!r} reads files",
-    "Name the directory.",
-  )
-
-
-def _validate_shards(config: Config) -> None:
-  data, default = config.data, type(config.data)()
-  _require(
-    data.dirichlet_alpha > 0,
-    "data.dirichlet_alpha",
-    data.dirichlet_alpha,
-    "it must be positive",
-    "100 makes shards much alike, 0.1 very unlike.",
-  )
-  _require(
-    data.partition == "dirichlet"
-    or data.dirichlet_alpha == default.dirichlet_alpha,
-    "data.dirichlet_alpha",
-    data.dirichlet_alpha,
-    f"data.partition = {data.partition!r} does not use it",
-    "Set data.partition='dirichlet', or leave it out.",
-  )
-  _require(
-    data.partition == "iid" or data.source in ("sotu", "text"),
-    "data.partition",
-    data.partition,
-    f"data.source = {data.source!r} has no labels",
-    "Use directories of text, a label each, with data.source='text'.",
-  )
-  _require(
-    data.partition != "language" or data.source != "sotu",
-    "data.partition",
-    "language",
-    "data.source = 'sotu' is all English",
-    "Use 'time' or 'domain' (by president), or text in directories.",
-  )
-  _require(
-    bool(config.init.path) or not config.init.sha256,
-    "init.sha256",
-    config.init.sha256,
-    "init.path is empty",
-    "Name the checkpoint, or leave both out.",
   )

@@ -7,7 +7,7 @@ NONE = "none"
 _SCALED = ("int8", "int4", "e3m0", "int2", "sign1")
 # Options that only some codecs have. An option is refused where neither
 # direction uses it.
-_USERS = {
+USERS = {
   "scale": (*_SCALED, "topk"),
   "rounding": ("bf16", "int8", "int4", "e3m0", "int2"),
   "topk_fraction": ("topk",),
@@ -16,7 +16,7 @@ _USERS = {
 
 def uses(codec: str, option: str) -> bool:
   """Whether a codec has that option."""
-  return codec in _USERS[option]
+  return codec in USERS[option]
 
 
 def blocked(codec: str) -> bool:
@@ -41,7 +41,7 @@ def check_codecs(config: Config) -> None:
     "it must be above 0 and at most 1",
     "It is the share of every block's values that is kept.",
   )
-  for option, users in _USERS.items():
+  for option, users in USERS.items():
     value = getattr(codec, option)
     require(
       value == getattr(default, option)

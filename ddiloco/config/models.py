@@ -18,11 +18,29 @@ _OF_EXPERTS = (
 
 def check_model(config: Config) -> None:
   """Raises `ConfigError` for the first such thing."""
+  _check_heads(config.model)
   if config.model.experts:
     _check_experts(config.model)
   else:
     _check_dense(config)
   _check_images(config)
+
+
+def _check_heads(model: ModelConfig) -> None:
+  require(
+    model.heads % model.kv_heads == 0,
+    "model.heads",
+    model.heads,
+    f"model.kv_heads = {model.kv_heads} does not divide it",
+    "Every key-value head serves the same number of query heads.",
+  )
+  require(
+    model.head_width % 2 == 0,
+    "model.head_width",
+    model.head_width,
+    "rotary embeddings turn pairs",
+    "Use an even width.",
+  )
 
 
 def _check_experts(model: ModelConfig) -> None:

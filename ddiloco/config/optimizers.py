@@ -4,9 +4,13 @@ An option that the chosen optimizer does not read is refused: a sweep over it
 would compare equal runs.
 """
 
-import difflib
-
-from ddiloco.config.schema import Config, InnerConfig, OuterConfig, require
+from ddiloco.config.schema import (
+  Config,
+  InnerConfig,
+  OuterConfig,
+  did_you_mean,
+  require,
+)
 
 # Optimizer -> the options that it alone or with a few others reads.
 OUTER = {
@@ -32,13 +36,12 @@ def check_optimizers(config: Config) -> None:
 
 def _check_outer(outer: OuterConfig) -> None:
   own = ":" in outer.name
-  near = difflib.get_close_matches(outer.name, OUTER, n=1)
   require(
     own or outer.name in OUTER,
     "outer.name",
     outer.name,
     f"the choices are {', '.join(OUTER)} and 'module:function'",
-    f"Did you mean {near[0]}?" if near else "Choose one.",
+    did_you_mean(outer.name, OUTER) or "Choose one.",
   )
   if not own:
     _check_unused(outer, "outer", OUTER)

@@ -4,10 +4,11 @@ Of a tuple in `LearnersConfig`, learner i takes entry i modulo its length.
 """
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddiloco.types import SECOND_NS, Anchor, Apply, Wait
@@ -25,6 +26,12 @@ def require(ok: bool, key: str, value: Any, bound: str, remedy: str) -> None:
   """Raises `ConfigError` unless `ok`."""
   if not ok:
     raise ConfigError(f"{key} = {value!r}, but {bound}. {remedy}")
+
+
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+  """A question that names what is nearest; empty if nothing is near."""
+  near = difflib.get_close_matches(str(value), known, n=1)
+  return f"Did you mean {near[0]}?" if near else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class CodecConfig:
   topk_fraction: float = 1 / 32  # of every block's values, which topk keeps
   error_feedback: bool = True
   down_error_feedback: bool = True
-  down_full_every: int = 8  # every so manieth version also lies there in f32
+  down_full_every: int = 8  # R: each R-th version also lies there in f32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config
 from ddiloco.engine.loading import make_down_codec
 from ddiloco.engine.ports import Call, Item, Job
-from ddiloco.engine.records import check_object, fragment_shapes, unpack_params
+from ddiloco.engine.records import check_object, unpack_params
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import FragmentState, StepLink
 from ddiloco.protocol.schedule import Schedule
@@ -44,9 +44,7 @@ class ArrayDownlink:
   def __init__(self, codec: codecs.Codec, layout: Layout):
     """Takes how steps are encoded and what the fragments are."""
     self.codec = codec
-    self._shapes = [
-      fragment_shapes(layout, p) for p in range(layout.num_fragments)
-    ]
+    self._shapes = [layout.shapes(p) for p in range(layout.num_fragments)]
 
   def payload_bytes(self, p: int) -> int:
     """See `Downlink`."""

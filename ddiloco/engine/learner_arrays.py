@@ -22,7 +22,6 @@ from ddiloco.engine.pieces import DevicePieces, Leaves
 from ddiloco.engine.ports import StepResult
 from ddiloco.engine.records import (
   fragment_norm,
-  fragment_shapes,
   read_params,
 )
 from ddiloco.protocol import wire
@@ -63,7 +62,7 @@ class LearnerArrays:
     for p in range(layout.num_fragments):
       where = self._pieces.shardings[p]
       self._anchors.append(self._pieces.copy(p, leaves))
-      residual = codec.init(fragment_shapes(layout, p))
+      residual = codec.init(layout.shapes(p))
       self._encoders.append(_encoder(codec, where, bool(residual)))
       self._blenders.append(_blender(config.sync.blend, where))
       self._eager_steps.append(outer and _eager_step(outer, where))
@@ -96,7 +95,7 @@ class LearnerArrays:
 
   def _add_nothing(self, p: int) -> Leaves:
     codec = self.downlink.codec
-    specs = codec.payload_spec(fragment_shapes(self._layout, p))
+    specs = codec.payload_spec(self._layout.shapes(p))
     nothing = tuple(np.zeros(spec.shape, spec.dtype) for spec in specs)
     adder = step_adder(codec, self._pieces.shardings[p])
     return _copy(adder(self._anchors[p], nothing))
@@ -145,7 +144,7 @@ class LearnerArrays:
 
     Two copies: the parameters get donated, the anchors stay.
     """
-    tensors = read_params(data, ref, fragment_shapes(self._layout, p))
+    tensors = read_params(data, ref, self._layout.shapes(p))
     where = list(self._pieces.shardings[p])
     params = tuple(jax.device_put(list(tensors), where, may_alias=False))
     anchors = tuple(jax.device_put(list(tensors), where, may_alias=False))

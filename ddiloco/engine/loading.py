@@ -13,7 +13,6 @@ from ddiloco.algo import codecs, outer
 from ddiloco.algo.fragments import Layout, make_layout
 from ddiloco.config import Config, ConfigError, OuterConfig
 from ddiloco.config import codecs as codec_options
-from ddiloco.engine.records import fragment_shapes
 
 _SYNCER = -1  # among the numbers of learners
 
@@ -159,7 +158,7 @@ def traffic_bytes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """Bytes of every fragment, on its way up and (not in full) down."""
   options = config.codec
-  down = "f32" if options.down == "none" else options.down
+  down = "f32" if options.down == codec_options.NONE else options.down
   down_codec = _make_codec(down, config, options.down_error_feedback)
   return (
     answer_bytes(layout, make_codec(config)),
@@ -170,6 +169,6 @@ def traffic_bytes(
 def answer_bytes(layout: Layout, codec: codecs.Codec) -> tuple[int, ...]:
   """The encoded size of every fragment."""
   return tuple(
-    codecs.payload_bytes(codec, fragment_shapes(layout, p))
+    codecs.payload_bytes(codec, layout.shapes(p))
     for p in range(layout.num_fragments)
   )

@@ -17,11 +17,6 @@ from ddiloco.protocol.messages import Commit, FragmentState
 _NORM_UNITS = 1e9  # norms reach the machines as integers of 1e-9
 
 
-def fragment_shapes(layout: Layout, p: int) -> codecs.Shapes:
-  """The shapes of a fragment's tensors, or pieces of them."""
-  return layout.shapes(p)
-
-
 def read_commit(data: bytes, t: int, run_id: str | None) -> Commit:
   """A commit from the exchange; `DamagedRun` if it cannot be round t's."""
   try:
@@ -84,7 +79,7 @@ def place_params(
   """
   leaves, treedef = jax.tree.flatten(params)
   fragments = [
-    read_params(item, ref, fragment_shapes(layout, p))
+    read_params(item, ref, layout.shapes(p))
     for p, (ref, item) in enumerate(zip(commit, data, strict=True))
   ]
   for i, tensor in enumerate(join(layout, fragments)):

@@ -22,7 +22,6 @@ from ddiloco.engine.loading import make_outer, rounding_words
 from ddiloco.engine.records import (
   check_object,
   fragment_norm,
-  fragment_shapes,
   read_params,
 )
 from ddiloco.protocol.messages import Counted, FragmentState
@@ -89,7 +88,7 @@ class SyncerArrays:
     """
     self.downlink, self._words = down, words
     self._layout, self._codec, self._device = layout, codec, device
-    shapes = [fragment_shapes(layout, p) for p in range(layout.num_fragments)]
+    shapes = [layout.shapes(p) for p in range(layout.num_fragments)]
     rules = [
       tuple(merge_rules[i] for i in layout.fragment(p))
       for p in range(layout.num_fragments)
@@ -181,7 +180,7 @@ class SyncerArrays:
       )
       offset = end
       with jax.default_device(self._device):
-        _, lengths = self._inspect[p](payloads[p])
+        lengths = self._inspect[p](payloads[p])
       norm = fragment_norm(lengths)
       if norm is None:
         return None

@@ -24,9 +24,9 @@ from ddiloco.live import setup as setup_lib
 from ddiloco.live.checkpoint import Checkpoints, Restored
 from ddiloco.live.log import logger
 from ddiloco.protocol.messages import Commit
+from ddiloco.report.workdir import EVALUATIONS, read_lines
 from ddiloco.types import Exit
 
-RESULTS = "eval.jsonl"
 SYNCER, MEAN, LEARNER = "syncer", "mean", "learner:"
 _POLL_S = 0.5
 _TRIES = 3  # to read a checkpoint that its learner may be replacing
@@ -87,11 +87,11 @@ class _Evaluator:
 
   def __init__(self, setup: setup_lib.Setup, measure: Measure | None):
     self._setup, self._measure = setup, measure
-    self._path = setup.workdir / RESULTS
+    self._path = setup.workdir / EVALUATIONS
     self._telemetry = Telemetry(setup.workdir, "evaluator")
     self.results = [
       result
-      for result in read_results(setup.workdir)
+      for result in read_lines(self._path, [])
       if result.get("of", SYNCER) == SYNCER and "tasks" not in result
     ]
 
@@ -219,18 +219,3 @@ def mean(trees: list[Any]) -> Any:
     )
 
   return jax.tree.map(average, *trees) if len(trees) > 1 else trees[0]
-
-
-def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """What was measured so far; a torn last line is dropped."""
-  try:
-    lines = (workdir / RESULTS).read_text().splitlines()
-  except FileNotFoundError:
-    return []
-  results = []
-  for line in lines:
-    try:
-      results.append(json.loads(line))
-    except ValueError:
-      continue
-  return results

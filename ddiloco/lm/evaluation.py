@@ -54,7 +54,8 @@ def measure(
   trainer: Trainer, params: Any, batches: Iterable[Batch]
 ) -> dict[str, np.ndarray]:
   """What the trainer measures, summed over the batches in f64."""
-  params = jax.device_put(params, trainer.params_sharding)
+  where = jax.tree.map(lambda x: x.sharding, trainer.abstract.params)
+  params = jax.device_put(params, where)
   sums = [
     trainer.measure(params, jax.device_put(batch, trainer.batch_sharding))
     for batch in batches

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ddiloco.algo.fragments import tensor_path
 from ddiloco.config import Config, ConfigError, InitConfig, ModelConfig
 from ddiloco.lm import gemma, weights
 
-FORMATS = ("orbax", "safetensors")
 _SHOWN = 3  # tensors named in a message
 # What may differ between a model and its continuation.
 _FREE = frozenset(["preset", "compute_dtype", "remat"])
@@ -41,7 +41,7 @@ def write(
   Args:
     output: a directory that does not exist yet, or is empty.
     params: a pytree of f32 arrays.
-    format: one of `FORMATS`.
+    format: one of `weights.FORMATS`.
     config: of the run.
     tokenizer: of the run's text; None if the program has none.
     facts: more for export.json, such as the round.
@@ -90,7 +90,7 @@ def _write_orbax(path: pathlib.Path, params: Any) -> None:
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
   return [
-    (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+    (tensor_path(path), leaf)
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
   ]
 

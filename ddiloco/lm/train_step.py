@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ddiloco.algo.fragments import tensor_path
 from ddiloco.config import InnerConfig, ModelConfig
 from ddiloco.lm.data import Batch
 from ddiloco.lm.frozen import Frozen
@@ -43,7 +44,6 @@ class Trainer(NamedTuple):
   logits: Callable[[Any, jax.Array], jax.Array]  # of tokens, int32 [B, L]
   abstract: State  # shapes and shardings of a state, no arrays
   owners: Any  # of each array of State.inner, its parameter's index or -1
-  params_sharding: Any
   batch_sharding: Batch
   replicated: NamedSharding
 
@@ -119,7 +119,7 @@ def _initial_params(
   variables: dict[str, Any], abstract: Any, seed: int
 ) -> dict[str, Any]:
   def place(path, variable, struct):
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = tensor_path(path)
     value = _draw(name, variable, seed)
     return jax.make_array_from_callback(
       value.shape, struct.sharding, lambda index: value[index]
@@ -192,7 +192,6 @@ def make_trainer(
     logits=jax.jit(lambda params, x: nnx.merge(graph, params)(x)),
     abstract=abstract,
     owners=owner_of,
-    params_sharding=state_sharding.params,
     batch_sharding=batch_sharding,
     replicated=replicated,
   )

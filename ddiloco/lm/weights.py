@@ -15,6 +15,7 @@ import numpy as np
 
 from ddiloco.config import Config, ConfigError
 
+FORMATS = ("orbax", "safetensors")
 ABOUT = "export.json"  # beside the tensors of an export
 ORBAX = "params"  # its directory, if Orbax wrote them
 SAFETENSORS = "params.safetensors"
@@ -141,6 +142,8 @@ def _open_orbax(path: pathlib.Path) -> Weights:
   import jax
   import orbax.checkpoint as ocp
 
+  from ddiloco.algo.fragments import tensor_path
+
   try:
     with ocp.StandardCheckpointer() as checkpointer:
       tree = checkpointer.restore(path.absolute())
@@ -150,7 +153,7 @@ def _open_orbax(path: pathlib.Path) -> Weights:
       f"{path} cannot be read as an Orbax checkpoint: {reason}. Export again."
     ) from error
   tensors = {
-    jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf)
+    tensor_path(key): np.asarray(leaf)
     for key, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
   }
   shapes = {name: tensor.shape for name, tensor in tensors.items()}

@@ -21,7 +21,7 @@ from ddiloco.engine.loading import (
   load_model,
   rounding_words,
 )
-from ddiloco.engine.records import fragment_shapes, place_params
+from ddiloco.engine.records import place_params
 from ddiloco.engine.startup import Newest
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.protocol import wire
@@ -78,7 +78,7 @@ class JaxCompute:
     """An encoded answer to these fragments, `factor` times as large."""
     codec, pieces, offset = self.model.codec, [], 0
     for p in due:
-      shapes = fragment_shapes(self.model.layout, p)
+      shapes = self.model.layout.shapes(p)
       piece = part[offset : offset + self.answer_bytes[p]]
       offset += self.answer_bytes[p]
       tensors = codec.decode(codecs.from_bytes(codec, shapes, piece), shapes)

@@ -25,7 +25,7 @@ from ddiloco.engine.learner_arrays import LearnerArrays
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.loading import Model, lay_out
 from ddiloco.engine.ports import Item, Job
-from ddiloco.engine.records import fragment_shapes, read_params
+from ddiloco.engine.records import read_params
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
@@ -90,7 +90,7 @@ class Lockstep:
       run_id=RUN_ID,
       layout=self.layout.digest,
       answer_bytes=tuple(
-        codecs.payload_bytes(self.codec, fragment_shapes(self.layout, p))
+        codecs.payload_bytes(self.codec, self.layout.shapes(p))
         for p in range(sync.num_fragments)
       ),
     )
@@ -268,7 +268,7 @@ class Lockstep:
     for p, ref in enumerate(self.commit(t).fragments):
       job = downlink_lib.read_params(p, ref, downlink)
       data = downlink_lib.read_now(job, self.exchange.history.get)
-      shapes = fragment_shapes(self.layout, p)
+      shapes = self.layout.shapes(p)
       fragments.append(read_params(data, ref, shapes))
     return join(self.layout, fragments)
 

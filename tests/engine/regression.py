@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ddiloco.config import Config, from_dict
+from ddiloco.config import Config
+from tests.configs import override
 from tests.engine.lockstep import Lockstep
 
 WORDS, WIDTH, HIDDEN, OUT = 12, 4, 6, 2
@@ -38,9 +39,7 @@ def make_config(
     "stop": {"rounds": 30},
     "live": {"checkpoint_every_steps": 0},
   }
-  for group, keys in groups.items():
-    values[group] = {**values.get(group, {}), **keys}
-  return from_dict(values)
+  return override(values, groups)
 
 
 def free_config(learners: int = 2, *shape: int, **groups: dict) -> Config:

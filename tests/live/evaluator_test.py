@@ -13,6 +13,7 @@ from ddiloco.live import evaluator as lib
 from ddiloco.live import workdir as workdir_lib
 from ddiloco.live.checkpoint import Checkpoints
 from ddiloco.lm.program import build
+from ddiloco.report.workdir import EVALUATIONS, read_lines
 from ddiloco.sim.train import simulate
 from ddiloco.types import Exit
 from tests.lm.tiny import run, tiny_config, write_text
@@ -58,10 +59,10 @@ def signals_fixture():
 def evaluate(world, **options):
   """Evaluates; returns the lines that this has added."""
   workdir, config, _ = world
-  before = lib.read_results(workdir)
+  before = read_lines(workdir / EVALUATIONS, [])
   code = lib.run_evaluator(config, workdir=workdir, exchange="", **options)
   assert code is Exit.OK
-  after = lib.read_results(workdir)
+  after = read_lines(workdir / EVALUATIONS, [])
   assert after[: len(before)] == before
   return after[len(before) :]
 
@@ -117,9 +118,9 @@ def test_reading_changes_no_checkpoint(world):
 def test_the_syncer_is_evaluated_once_whatever_else_was(world):
   workdir, _, _ = world
   evaluate(world, of="mean")
-  lines = [r for r in lib.read_results(workdir) if r["round"] == 6]
+  lines = [r for r in read_lines(workdir / EVALUATIONS, []) if r["round"] == 6]
   assert lines and evaluate(world) == []  # the simulation has measured it
-  (workdir / lib.RESULTS).unlink()
+  (workdir / EVALUATIONS).unlink()
   evaluate(world, of="learner:0")
   found = evaluate(world)
   assert [(r["of"], r["round"]) for r in found] == [

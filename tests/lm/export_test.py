@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ddiloco.config import ConfigError, InitConfig, from_dict
+from ddiloco.config import ConfigError, InitConfig
 from ddiloco.lm import export, weights
 from ddiloco.lm.corpus import load_corpus
 from ddiloco.lm.program import build
+from tests.configs import override
 from tests.launch.commands import contents
 from tests.lm.tiny import flat, tiny_config, write_text
 
@@ -50,9 +51,7 @@ def write(path, trained, format="safetensors", **facts):
 
 def starting_from(config, path, **groups):
   values = {**config.to_dict(), "init": {"path": str(path)}}
-  for group, keys in groups.items():
-    values[group] = {**values[group], **keys}
-  return weights.pinned(from_dict(values))
+  return weights.pinned(override(values, groups))
 
 
 def assert_same(params, expected):
@@ -284,7 +283,7 @@ def test_what_shapes_do_not_tell_is_compared(tmp_path, trained, key, value):
   assert_same(build(free, None).init().params, trained[2])
 
 
-@pytest.mark.parametrize("format", export.FORMATS)
+@pytest.mark.parametrize("format", weights.FORMATS)
 def test_changed_bytes_are_refused(tmp_path, trained, format):
   path = tmp_path / "x"
   write(path, trained, format)
@@ -360,7 +359,7 @@ def test_a_broken_orbax_export_is_refused(tmp_path, trained):
   refused(starting_from(trained[0], tmp_path / "x"), "cannot be read")
 
 
-@pytest.mark.parametrize("format", export.FORMATS)
+@pytest.mark.parametrize("format", weights.FORMATS)
 def test_nothing_is_overwritten_or_left_behind(tmp_path, trained, format):
   (tmp_path / "x").mkdir()
   write(tmp_path / "x", trained, format)  # an empty directory may be used

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax import monitoring
 
-from ddiloco.config import Config, from_dict
+from ddiloco.config import Config
 from ddiloco.lm.program import build
+from tests.configs import override
 
 _compiled: list[str] = []
 monitoring.register_event_duration_secs_listener(
@@ -59,9 +60,7 @@ def tiny_config(path: str, **groups: dict) -> Config:
     "inner": {"warmup": 10, "decay": 1000},
     "stop": {"rounds": 1},
   }
-  for group, keys in groups.items():
-    values[group] = {**values.get(group, {}), **keys}
-  return from_dict(values)
+  return override(values, groups)
 
 
 def run(config: Config, learner: int = 0, steps: int = 3):

@@ -18,6 +18,7 @@ from ddiloco.lm.program import build
 from ddiloco.lm.train_step import abstract_decoder
 from experiments.vqa import baselines
 from experiments.vqa.config import get_config
+from tests.configs import override
 from tests.lm.tiny import flat
 
 SIZE, PATCH = 8, 4
@@ -67,9 +68,7 @@ def vqa_config(path: str, **groups: dict) -> Config:
     "inner": {"warmup": 100, "decay": 10_000},
     "stop": {"rounds": 1},
   }
-  for group, keys in groups.items():
-    values[group] = {**values.get(group, {}), **keys}
-  return from_dict(values)
+  return override(values, groups)
 
 
 @pytest.fixture(name="path", scope="module")

@@ -6,14 +6,12 @@ import pytest
 
 from ddiloco.engine import learner_plane
 from ddiloco.engine.ports import Call
-from ddiloco.protocol import faults as fault_script
 from ddiloco.protocol import keys, messages
 from ddiloco.protocol.messages import Commit
-from ddiloco.sim import history as history_lib
-from ddiloco.sim import islands, roles
-from ddiloco.sim.train import simulate
+from ddiloco.sim import roles
 from ddiloco.types import Exit
-from tests.sim.small import MemoryStore, make_config
+from tests.sim import runs
+from tests.sim.small import make_config
 
 FAULTS = (
   "at round 15 kill learner 1 for 1s; at round 25 kill syncer for 0.5s;"
@@ -23,25 +21,10 @@ CODEC = {"up": "int4", "down": "int4", "down_full_every": 4}
 
 
 def run(workdir, *, faults="", codec=CODEC):
-  store = MemoryStore()
-  code = simulate(
-    make_config(codec=codec),
-    workdir=workdir,
-    store=store,
-    seed=11,
-    faults=fault_script.parse(faults) if faults else (),
-  )
+  config = make_config(codec=codec)
+  code, store = runs.run(workdir, config, seed=11, faults=faults)
   assert code is Exit.OK
   return store, json.loads((workdir / "summary.json").read_text())
-
-
-def replay(store):
-  return islands.replay(
-    history_lib.load(store),
-    cache_dir="",
-    decisions_only=False,
-    say=lambda line: None,
-  )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +52,7 @@ def test_a_run_with_deaths_replays_bit_for_bit(tmp_path, codec):
   assert all(ref.step for ref in newest.fragments)
   # The evaluator's parameters come of steps; the replay compares the digests
   # of every commit with those of its own syncer.
-  result = replay(store)
+  result = runs.replay(store)
   assert (result["commits"], result["matched"]) == (60, 60)
   assert result["compared"] == "parameters"
 

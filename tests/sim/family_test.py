@@ -7,14 +7,12 @@ import pytest
 from ddiloco.config import algorithms, from_dict
 from ddiloco.protocol import faults as fault_script
 from ddiloco.protocol.learner_types import Encode, Resized, Step, StepDone
-from ddiloco.sim import history as history_lib
-from ddiloco.sim import islands
 from ddiloco.sim.compute import NullCompute
 from ddiloco.sim.faults import FaultRunner
-from ddiloco.sim.train import simulate
 from ddiloco.sim.world import SYNCER, World
 from ddiloco.types import Exit
-from tests.sim.small import MemoryStore, get_config
+from tests.sim import runs
+from tests.sim.small import get_config
 
 ROUNDS = 24
 
@@ -29,28 +27,16 @@ def make_config(algorithm, **changes):
   return from_dict(config.to_dict())
 
 
-def train(config, tmp_path, script=""):
-  store = MemoryStore()
-  faults = fault_script.parse(script) if script else ()
-  code = simulate(config, workdir=tmp_path, store=store, seed=5, faults=faults)
-  assert code is Exit.OK
-  return store
-
-
 @pytest.mark.parametrize("algorithm", algorithms.ALGORITHMS)
 def test_each_trains_and_comes_out_the_same_again(algorithm, tmp_path):
   """Its loss falls, its ledger balances, its tapes give the same bits."""
   config = make_config(algorithm)
-  store = train(config, tmp_path)
+  code, store = runs.run(tmp_path, config, seed=5)
+  assert code is Exit.OK
   lines = (tmp_path / "eval.jsonl").read_text().splitlines()
   first, *_, last = (json.loads(line) for line in lines)
   assert last["loss"] < 0.9 * first["loss"]
-  result = islands.replay(
-    history_lib.load(store),
-    cache_dir="",
-    decisions_only=False,
-    say=lambda line: None,
-  )
+  result = runs.replay(store)
   assert result["first_mismatch"] is None
   assert result["matched"] == result["commits"] > 0
 

@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from ddiloco.config import Config, ConfigError
-from ddiloco.protocol import faults as fault_script
 from ddiloco.protocol import keys, messages
 from ddiloco.protocol.messages import Commit
 from ddiloco.sim import history as history_lib
@@ -17,7 +16,7 @@ from ddiloco.sim.follow import follow
 from ddiloco.sim.history import BadTape
 from ddiloco.sim.train import simulate
 from ddiloco.types import Exit
-from tests.sim import program
+from tests.sim import program, runs
 from tests.sim.small import MemoryStore, make_config
 
 FAULTS = (
@@ -29,16 +28,8 @@ FAULTS = (
 
 def record(workdir, *, arrays, faults=FAULTS, **groups):
   """The exchange that a simulated run has left."""
-  workdir.mkdir(exist_ok=True)
-  store = MemoryStore()
-  code = simulate(
-    make_config(**groups),
-    workdir=workdir,
-    store=store,
-    seed=11,
-    faults=fault_script.parse(faults),
-    arrays=arrays,
-  )
+  config = make_config(**groups)
+  code, store = runs.run(workdir, config, seed=11, faults=faults, arrays=arrays)
   assert code is Exit.OK
   return store
 
@@ -50,12 +41,6 @@ def train(history, folder, workdir, **groups):
   config = make_config(**groups)
   code = follow(config, history, folder, workdir=workdir, store=store)
   return code, store
-
-
-def replay(store):
-  return islands.replay(
-    history_lib.load(store), cache_dir="", decisions_only=False, say=str
-  )
 
 
 def commits(store):
@@ -191,7 +176,7 @@ def test_the_trained_run_is_like_any_other(trained, folder, workdir):
 
 
 def test_its_tapes_tell_how_to_train_it_again(trained):
-  result = replay(trained)
+  result = runs.replay(trained)
   assert (result["matched"], result["first_mismatch"]) == (60, None)
   assert result["compared"] == "parameters"
 
@@ -224,7 +209,7 @@ def test_what_decides_nothing_may_be_another(history, folder, tmp_path):
     outer={"learning_rate": 0.5},
     codec={"up": "bf16"},
   )
-  assert code is Exit.OK and replay(other)["matched"] == 60
+  assert code is Exit.OK and runs.replay(other)["matched"] == 60
 
 
 def test_interrupted_it_leaves_what_it_has(
@@ -248,7 +233,7 @@ def test_interrupted_it_leaves_what_it_has(
   assert summary["params_digest"]
   faults = [fault["fault"]["who"] for fault in summary["faults"]]
   assert faults[:2] == ["learner 1", "syncer"] and len(faults) < 5
-  result = replay(store)
+  result = runs.replay(store)
   assert (result["matched"], result["first_mismatch"]) == (40, None)
 
 

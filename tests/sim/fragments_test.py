@@ -5,12 +5,11 @@ import json
 import pytest
 
 from ddiloco.algo.fragments import Layout
-from ddiloco.protocol import faults as fault_script
 from ddiloco.sim import history as history_lib
 from ddiloco.sim import islands
-from ddiloco.sim.train import simulate
 from ddiloco.types import Exit
-from tests.sim.small import MemoryStore, make_config
+from tests.sim import runs
+from tests.sim.small import make_config
 
 FAULTS = (
   "at round 15 kill learner 1 for 1s; at round 25 kill syncer for 0.5s;"
@@ -36,14 +35,10 @@ SYNC = {
 def test_it_trains_survives_kills_and_replays_with_the_same_bits(
   tmp_path, sync
 ):
-  store = MemoryStore()
-  code = simulate(
-    make_config(sync=sync, codec={"up": "f32"}, merge={"rule": "average"}),
-    workdir=tmp_path,
-    store=store,
-    seed=5,
-    faults=fault_script.parse(FAULTS),
+  config = make_config(
+    sync=sync, codec={"up": "f32"}, merge={"rule": "average"}
   )
+  code, store = runs.run(tmp_path, config, seed=5, faults=FAULTS)
   assert code is Exit.OK
   lines = (tmp_path / "eval.jsonl").read_text().splitlines()
   evaluations = [json.loads(line) for line in lines]

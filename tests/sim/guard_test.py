@@ -9,17 +9,16 @@ from ddiloco.protocol import keys
 from ddiloco.protocol import learner as machine
 from ddiloco.protocol.learner_types import AnswerFailed, StepDone, Stop
 from ddiloco.sim import history as history_lib
-from ddiloco.sim.train import simulate
 from ddiloco.types import Exit, Refusal
-from tests.sim.small import MemoryStore, make_config
+from tests.sim import runs
+from tests.sim.small import make_config
 
 
 def train(tmp_path, **options):
   """A run of two learners to its end: the lives of learner 1, the summary."""
-  store = MemoryStore()
   values = make_config(learners={"slowdown": (1.0,)}).to_dict()
   config = from_dict(values | {"options": options})
-  code = simulate(config, workdir=tmp_path, store=store, seed=2)
+  code, store = runs.run(tmp_path, config, seed=2)
   assert code is Exit.OK
   for key in store.list(keys.STATES):
     if key.endswith(".params"):

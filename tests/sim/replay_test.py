@@ -6,15 +6,12 @@ import json
 import pytest
 
 from ddiloco.config import from_dict
-from ddiloco.protocol import faults as fault_script
 from ddiloco.protocol import keys, tape, wire
 from ddiloco.protocol.learner_types import Encode, Step
 from ddiloco.sim import history as history_lib
-from ddiloco.sim import islands
 from ddiloco.sim.history import BadTape
-from ddiloco.sim.train import simulate
 from ddiloco.types import Exit
-from tests.sim import program
+from tests.sim import program, runs
 from tests.sim.small import MemoryStore, make_config
 
 FAULTS = (
@@ -26,14 +23,8 @@ FAULTS = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """The objects that a run with three deaths has left."""
-  store = MemoryStore()
-  code = simulate(
-    make_config(),
-    workdir=tmp_path_factory.mktemp("run"),
-    store=store,
-    seed=11,
-    faults=fault_script.parse(FAULTS),
-  )
+  workdir = tmp_path_factory.mktemp("run")
+  code, store = runs.run(workdir, make_config(), seed=11, faults=FAULTS)
   assert code is Exit.OK
   return store.objects
 
@@ -44,15 +35,6 @@ def store(run):
   store = MemoryStore()
   store.objects = dict(run)
   return store
-
-
-def replay(store, *, decisions_only=False):
-  return islands.replay(
-    history_lib.load(store),
-    cache_dir="",
-    decisions_only=decisions_only,
-    say=lambda line: None,
-  )
 
 
 def segments(store, actor="learner-1", life=1):
@@ -81,7 +63,7 @@ def change_headers(store, prefix="tape/", **changes):
 
 
 def test_every_commit_comes_out_with_the_same_bits(store):
-  result = replay(store)
+  result = runs.replay(store)
   assert (result["commits"], result["matched"]) == (60, 60)
   assert result["first_mismatch"] is None
   assert result["lives"] == 6
@@ -94,7 +76,7 @@ def test_every_commit_comes_out_with_the_same_bits(store):
 
 def test_decisions_alone(store):
   change_headers(store, backend="tpu")
-  result = replay(store, decisions_only=True)
+  result = runs.replay(store, decisions_only=True)
   assert (result["commits"], result["matched"]) == (60, 60)
   assert result["compared"] == "decisions"
 
@@ -102,7 +84,7 @@ def test_decisions_alone(store):
 def test_a_run_under_way_is_replayed_up_to_its_newest_commit(store):
   for t in range(58, 61):
     store.objects.pop(keys.commit(t))
-  result = replay(store)
+  result = runs.replay(store)
   assert (result["commits"], result["matched"]) == (57, 57)
 
 
@@ -110,7 +92,7 @@ def test_other_bits_are_found_at_the_first_commit_they_reach(
   store, monkeypatch
 ):
   monkeypatch.setattr(program, "TARGETS_SCALE", 1.01)
-  result = replay(store)
+  result = runs.replay(store)
   assert result["matched"] < 3
   mismatch = result["first_mismatch"]
   assert mismatch["what"] == "parameters"
@@ -139,7 +121,7 @@ def test_another_decision_is_named(store, actor, kind):
   rewrite(
     store, key, records=tuple(spoil(r) if r is odd[0] else r for r in records)
   )
-  result = replay(store)
+  result = runs.replay(store)
   mismatch = result["first_mismatch"]
   assert result["matched"] == 0
   assert (mismatch["what"], mismatch["actor"]) == ("decision", actor)
@@ -155,7 +137,7 @@ def test_an_event_that_no_machine_can_meet_is_named(store):
   first = tape.decode_segment(store.objects[segments(store)[0]]).records[0]
   again = dataclasses.replace(records[0], event=first.event)
   rewrite(store, key, records=(again, *records[1:]))
-  mismatch = replay(store)["first_mismatch"]
+  mismatch = runs.replay(store)["first_mismatch"]
   assert mismatch["index"] == records[0].index
   assert "cannot meet this event" in mismatch["decided"]
 
@@ -287,7 +269,7 @@ def lose_the_run(store):
 def test_a_bad_tape_is_refused_with_one_message(store, spoil, parts):
   spoil(store)
   with pytest.raises(BadTape) as refused:
-    replay(store)
+    runs.replay(store)
   message = str(refused.value)
   assert [part for part in parts if part not in message] == []
 
@@ -295,7 +277,7 @@ def test_a_bad_tape_is_refused_with_one_message(store, spoil, parts):
 def test_without_a_run_there_is_nothing_to_replay(store):
   lose_the_run(store)
   with pytest.raises(ValueError, match="no run in this exchange"):
-    replay(store)
+    runs.replay(store)
 
 
 # --- Process shapes ---------------------------------------------------------
@@ -306,14 +288,14 @@ def test_lives_of_unlike_shapes_run_in_processes_of_their_own(store):
   change_headers(store, "tape/learner-1.", devices=2)
   history = history_lib.load(store)
   assert [shape.devices for shape in history.shapes] == [2, 8]
-  result = replay(store)
+  result = runs.replay(store)
   assert (result["matched"], result["first_mismatch"]) == (60, None)
 
 
 def test_a_bad_tape_is_refused_by_those_processes_too(store):
   change_headers(store, "tape/learner-1.", devices=2, cpu_features="riscv")
   with pytest.raises(BadTape, match="riscv"):
-    replay(store)
+    runs.replay(store)
 
 
 def test_a_resumed_run_may_have_changed_its_config(store):
@@ -327,4 +309,4 @@ def test_a_resumed_run_may_have_changed_its_config(store):
     config_sha256=config.digest,
   )
   # A learner's decisions do not depend on K.
-  assert replay(store)["matched"] == 60
+  assert runs.replay(store)["matched"] == 60

@@ -7,8 +7,9 @@ from typing import Any
 
 import ml_collections
 
-from ddiloco.config import Config, from_dict
+from ddiloco.config import Config
 from ddiloco.engine.ports import Item
+from tests.configs import override
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -35,9 +36,7 @@ def get_config() -> ml_collections.ConfigDict:
 def make_config(**groups: dict[str, Any]) -> Config:
   """The same config; `groups` override single keys."""
   values = get_config().to_dict()
-  for group, keys in groups.items():
-    values[group] = {**values[group], **keys}
-  return from_dict(values)
+  return override(values, groups)
 
 
 class MemoryStore:

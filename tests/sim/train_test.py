@@ -7,10 +7,10 @@ import pytest
 from ddiloco.engine.version import code_version
 from ddiloco.protocol import faults as fault_script
 from ddiloco.protocol import keys, tape
-from ddiloco.sim.train import simulate
 from ddiloco.types import Exit
+from tests.sim import runs
 from tests.sim.mutants import retention_one_version_early
-from tests.sim.small import MemoryStore, make_config
+from tests.sim.small import make_config
 
 FAULTS = (
   "at round 15 kill learner 1 for 1s; at round 25 kill syncer for 0.5s;"
@@ -41,17 +41,8 @@ PROOFS = {
 
 def run(workdir, *, seed=7, faults="", arrays=True, **groups):
   """Returns the exit code and the exchange that the run has left."""
-  workdir.mkdir(exist_ok=True)
-  store = MemoryStore()
-  code = simulate(
-    make_config(**groups),
-    workdir=workdir,
-    store=store,
-    seed=seed,
-    faults=fault_script.parse(faults) if faults else (),
-    arrays=arrays,
-  )
-  return code, store
+  config = make_config(**groups)
+  return runs.run(workdir, config, seed=seed, faults=faults, arrays=arrays)
 
 
 def lines(path):
