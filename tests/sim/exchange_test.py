@@ -214,3 +214,20 @@ def test_a_watched_key_is_told_once():
   store.exchange.when("k/1", lambda: told.append(2))
   store.settle()
   assert told == [1, 2]
+
+
+def test_operations_overtake_each_other_but_not_in_still_air():
+  """Two writes sent one after the other; the later one need not win."""
+
+  def last_written(seed, spread):
+    store = Store(seed, spread=spread)
+    for value in (b"first", b"second"):
+      store.send("put", "a/1", value)
+    store.settle()
+    return store.ask("get", "a/1").value
+
+  assert {last_written(seed, 1.0) for seed in range(20)} == {
+    b"first",
+    b"second",
+  }
+  assert {last_written(seed, 0.0) for seed in range(20)} == {b"second"}

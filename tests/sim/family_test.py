@@ -1,5 +1,6 @@
 """Every algorithm of the family, simulated; and the options of some."""
 
+import dataclasses
 import json
 
 import pytest
@@ -39,6 +40,20 @@ def test_each_trains_and_comes_out_the_same_again(algorithm, tmp_path):
   result = runs.replay(store)
   assert result["first_mismatch"] is None
   assert result["matched"] == result["commits"] > 0
+
+
+def test_decoupled_with_everybody_waiting_is_streaming(tmp_path):
+  """K = M under wait = exact: the same parameters after every round."""
+  streaming = make_config("streaming_diloco")
+  decoupled = dataclasses.replace(streaming, algorithm="decoupled_diloco")
+  digests = []
+  for config in (streaming, decoupled):
+    code, _ = runs.run(tmp_path / config.algorithm, config, seed=5)
+    assert code is Exit.OK
+    lines = (tmp_path / config.algorithm / "eval.jsonl").read_text()
+    evaluations = [json.loads(line) for line in lines.splitlines()]
+    digests.append([e["params_digest"] for e in evaluations])
+  assert digests[0] == digests[1] and len(set(digests[0])) > 1
 
 
 # --- Without arrays -----------------------------------------------------------
