@@ -120,9 +120,10 @@ def _sections(
     (
       "Token ledger",
       "Every processed token, exactly once. Merged: part of the global model. "
-      "Pending: undecided at the end. Overwritten: stepped after the answer, "
-      "or between two versions. Late, unanswered, refused, died: no answer "
-      "carried it in time.",
+      "Pending: undecided at the end. Overwritten, or blended where learners "
+      "keep a share of their own: stepped after the answer, or between two "
+      "versions. Refused: the answer was left out. Late, unanswered, died: no "
+      "answer carried it in time.",
       charts.token_ledger(ledger["learners"], ledger["fragments"]),
     ),
     *(_traffic(run) if run.has_arrays else ()),
