@@ -7,9 +7,12 @@ Whatever differs between two variants of a seed is what the study varies: data
 order, initial parameters and the virtual schedule come from the seed.
 """
 
+import concurrent.futures
 import json
 import math
+import os
 import pathlib
+import queue
 import shutil
 import subprocess
 import sys
@@ -49,28 +52,55 @@ class Interval(NamedTuple):
     return f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def execute(runs: Iterable[Run], folder: pathlib.Path) -> dict[str, Any]:
+def execute(
+  runs: Iterable[Run], folder: pathlib.Path, *, jobs: int = 1
+) -> dict[str, Any]:
   """Runs what has not been run; the summaries of all, by name.
 
-  Raises `RuntimeError` with the end of a run's log if one fails.
+  Args:
+    runs: of distinct names.
+    folder: where they are kept, each in a folder of its own.
+    jobs: how many at once. The CPUs are dealt among them: two runs on a core
+      each are done sooner than one after the other on both.
+
+  Raises `RuntimeError` with the end of a run's log if one fails; what runs
+  beside it is finished first.
   """
-  runs, found = list(runs), {}
-  begun_s, done = time.monotonic(), 0
-  for number, run in enumerate(runs, 1):
-    workdir = folder / "runs" / run.name
-    summary = _summary(workdir)
-    if summary is None:
-      left = len(runs) - number + 1
-      pace_s = (time.monotonic() - begun_s) / done if done else 0
-      hint = f", about {left * pace_s / 60:.0f} min left" if done else ""
-      print(f"{number} of {len(runs)}: {run.name}{hint}", file=sys.stderr)
-      summary = _simulate(run, workdir)
-      done += 1
-    found[run.name] = summary
+  runs = list(runs)
+  found = {run.name: _summary(folder / "runs" / run.name) for run in runs}
+  missing = [run for run in runs if found[run.name] is None]
+  print(f"{len(missing)} of {len(runs)} runs to do", file=sys.stderr)
+  shares: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
+  cpus = sorted(os.sched_getaffinity(0))
+  for job in range(jobs):
+    shares.put(set(cpus[job::jobs]) or {cpus[job % len(cpus)]})
+  begun_s = time.monotonic()
+  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    pending = {
+      pool.submit(_simulate, run, folder / "runs" / run.name, shares): run
+      for run in missing
+    }
+    try:
+      for done, future in enumerate(
+        concurrent.futures.as_completed(pending), 1
+      ):
+        name = pending[future].name
+        found[name] = future.result()
+        left_s = (time.monotonic() - begun_s) / done * (len(missing) - done)
+        print(
+          f"{done} of {len(missing)}: {name}, about {left_s / 60:.0f} min left",
+          file=sys.stderr,
+          flush=True,
+        )
+    except BaseException:
+      pool.shutdown(cancel_futures=True)
+      raise
   return found
 
 
-def _simulate(run: Run, workdir: pathlib.Path) -> dict[str, Any]:
+def _simulate(
+  run: Run, workdir: pathlib.Path, shares: queue.SimpleQueue[set[int]]
+) -> dict[str, Any]:
   shutil.rmtree(workdir, ignore_errors=True)
   workdir.mkdir(parents=True)
   command = [
@@ -82,10 +112,15 @@ def _simulate(run: Run, workdir: pathlib.Path) -> dict[str, Any]:
     f"--seed={run.seed}",
     f"--workdir={workdir}",
   ]
-  log = workdir / "log.txt"
-  with log.open("w") as file:
-    print(" ".join(command), file=file, flush=True)
-    code = subprocess.run(command, stdout=file, stderr=file).returncode
+  log, cpus = workdir / "log.txt", shares.get()
+  try:
+    with log.open("w") as file:
+      print(" ".join(command), file=file, flush=True)
+      process = subprocess.Popen(command, stdout=file, stderr=file)
+      os.sched_setaffinity(process.pid, cpus)  # before it counts them
+      code = process.wait()
+  finally:
+    shares.put(cpus)
   summary = _summary(workdir)
   if code or summary is None:
     tail = "\n".join(log.read_text().splitlines()[-8:])

@@ -19,6 +19,7 @@ from experiments.outer_lr import analysis
 OUTPUT = flags.DEFINE_string(
   "output", None, "Folder of runs and results.", required=True
 )
+JOBS = flags.DEFINE_integer("jobs", 1, "Runs at once.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 1, "Per point.", lower_bound=1)
 TOKENS = flags.DEFINE_integer("tokens", 1_500_000, "Of each run.")
 LEARNERS = flags.DEFINE_list("learners", ["2", "4", "8"], "Numbers of them.")
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> None:
     tokens=TOKENS.value,
     seeds=SEEDS.value,
   )
-  losses = study.losses(runs, study.execute(runs, folder))
+  losses = study.losses(runs, study.execute(runs, folder, jobs=JOBS.value))
   study.publish(
     folder,
     analysis.report(losses),

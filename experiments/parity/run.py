@@ -18,6 +18,7 @@ from experiments.parity import analysis, config
 OUTPUT = flags.DEFINE_string(
   "output", None, "Folder of runs and results.", required=True
 )
+JOBS = flags.DEFINE_integer("jobs", 1, "Runs at once.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Per variant.", lower_bound=1)
 TOKENS = flags.DEFINE_list(
   "tokens", ["1500000", "3000000", str(config.TOKENS)], "Budgets, ascending."
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> None:
   del argv
   folder, budgets = pathlib.Path(OUTPUT.value), [int(n) for n in TOKENS.value]
   runs = analysis.grid(budgets, SEEDS.value)
-  losses = study.losses(runs, study.execute(runs, folder))
+  losses = study.losses(runs, study.execute(runs, folder, jobs=JOBS.value))
   found = analysis.conclude(losses, budgets)
   study.publish(
     folder, analysis.report(losses, found), {"losses": losses, **found}

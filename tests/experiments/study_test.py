@@ -87,6 +87,7 @@ def test_a_study_is_taken_up_where_it_was(tmp_path):
     for name, change in (
       ("one", "stop.rounds=3"),
       ("two", "stop.rounds=4"),
+      ("three", "stop.rounds=5"),
     )
   ]
   found = study.execute(runs[:1], tmp_path)
@@ -96,9 +97,9 @@ def test_a_study_is_taken_up_where_it_was(tmp_path):
   begun.mkdir()
   (begun / "summary.json").write_text(json.dumps({"status": "stopped"}))
   before = kept.stat().st_mtime_ns
-  found = study.execute(runs, tmp_path)
+  found = study.execute(runs, tmp_path, jobs=2)
   assert kept.stat().st_mtime_ns == before
-  assert found["two.1"]["rounds"] == 4
+  assert [found[run.name]["rounds"] for run in runs] == [3, 4, 5]
   losses = study.losses(runs, found)
   assert losses["two"][1] < losses["one"][1]
 
