@@ -2,7 +2,7 @@
 
 import enum
 
-WIRE_FORMAT = 2
+WIRE_FORMAT = 3
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 
@@ -44,6 +44,7 @@ class Refusal(enum.StrEnum):
   STALE_ANCHOR = "stale_anchor"
   SUPERSEDED = "superseded"
   MALFORMED = "malformed"
+  UNAUTHENTIC = "unauthentic"
   FOREIGN_RUN = "foreign_run"
   LAYOUT = "layout"
   CODEC = "codec"

@@ -5,6 +5,7 @@ plain dict of one, refuses what it does not know and checks every bound, so
 that nothing after it has to.
 """
 
+from ddiloco.config.checks import check_learner
 from ddiloco.config.reader import (
   RESUMABLE,
   check_resumable,
@@ -25,6 +26,7 @@ from ddiloco.config.schema import (
   MergeConfig,
   ModelConfig,
   OuterConfig,
+  RecoveryConfig,
   SimConfig,
   StopConfig,
   SyncConfig,
@@ -48,9 +50,11 @@ __all__ = [
   "MergeConfig",
   "ModelConfig",
   "OuterConfig",
+  "RecoveryConfig",
   "SimConfig",
   "StopConfig",
   "SyncConfig",
+  "check_learner",
   "check_resumable",
   "differences",
   "from_dict",

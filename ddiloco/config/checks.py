@@ -77,6 +77,8 @@ _MINIMA = {
   "elastic.up_s": 0.0,
   "live.dead_after_s": 0.1,
   "live.heartbeat_s": 0.05,
+  "live.standbys": 0,
+  "live.lease_s": 0.1,
   "live.poll_min_s": 0.0005,
   "live.store_deadline_s": 0.1,
   "live.tape_flush_s": 0.01,
@@ -84,9 +86,15 @@ _MINIMA = {
   "live.start_deadline_s": 1.0,
   "live.restart_limit": 0,
   "live.restart_backoff_s": 0.0,
+  "recovery.checkpoint_rounds_max": 0,
+  "recovery.donors_max": 0,
+  "recovery.donor_timeout_s": 0.1,
+  "recovery.transfers_max": 1,
 }
 
 _CHOICES = {
+  "live.file_locking": ("os", "lockfile"),
+  "live.file_sync": ("durable", "all", "none"),
   "inner.name": ("adamw", "muon", "sgd", "lion"),
   "inner.on_overwrite": ("keep", "zero", "scale"),
   "inner.schedule": ("constant", "cosine"),
@@ -100,6 +108,7 @@ _CHOICES = {
   "codec.scale": ("bf16", "f32"),
   "codec.rounding": ("nearest", "stochastic"),
   "merge.rule": ("average", "rda"),
+  "recovery.params": ("commit", "peer"),
   "merge.embedding_rule": ("average", "rda"),
   "merge.rda_scope": ("tensor", "row", "fragment"),
   "outer.schedule": ("constant", "cosine", "linear"),
@@ -139,6 +148,7 @@ def validate(config: Config) -> None:
   _validate_merging(config)
   check_optimizers(config)
   _validate_islands(config)
+  _validate_recovery(config)
   check_model(config)
   check_data(config)
 
@@ -265,16 +275,7 @@ def _validate_islands(config: Config) -> None:
     "Every learner reads a shard of its own: raise data.shards.",
   )
   for learner in range(learners.count):
-    data, fsdp, _, *expert = island_mesh(config, learner)
-    batch = learner_value(learners.batch_size, learner)
-    ways = math.prod((data, fsdp, *expert))
-    require(
-      batch % ways == 0,
-      "learners.batch_size",
-      batch,
-      f"learner {learner}'s mesh splits a batch {ways} ways",
-      f"Use a multiple of {ways}, or another mesh.",
-    )
+    _check_island(config, learner)
   live = config.live
   require(
     live.poll_min_s <= live.poll_max_s,
@@ -289,4 +290,65 @@ def _validate_islands(config: Config) -> None:
     live.dead_after_s,
     f"it must exceed live.heartbeat_s = {live.heartbeat_s}",
     "A learner is live as long as its heartbeats are younger than this.",
+  )
+
+
+def _check_island(config: Config, learner: int) -> None:
+  data, fsdp, _, *expert = island_mesh(config, learner)
+  batch = learner_value(config.learners.batch_size, learner)
+  ways = math.prod((data, fsdp, *expert))
+  require(
+    batch % ways == 0,
+    "learners.batch_size",
+    batch,
+    f"learner {learner}'s mesh splits a batch {ways} ways",
+    f"Use a multiple of {ways}, or another mesh.",
+  )
+
+
+def check_learner(config: Config, learner: int) -> None:
+  """Raises `ConfigError` if a learner of that number can have no part."""
+  count, shards = config.learners.count, config.data.shards
+  if learner >= shards:
+    raise ConfigError(
+      f"--learner={learner}, but data.shards = {shards}: learners are numbered "
+      f"from 0 to {shards - 1}, for each reads a shard of its own, and a run "
+      "keeps the shards that it starts with."
+    )
+  if learner < count:
+    return  # the config was checked for it
+  if algorithms.ALGORITHMS[config.algorithm].all_learners:
+    raise ConfigError(
+      f"--learner={learner}, but algorithm = {config.algorithm!r} merges all "
+      f"of learners.count = {count} learners in every round, and nobody else. "
+      "Stop the run and go on with a larger learners.count."
+    )
+  if config.learners.global_batch:
+    raise ConfigError(
+      f"--learner={learner}, but learners.global_batch = "
+      f"{config.learners.global_batch} is shared out among learners.count = "
+      f"{count} learners, and nothing is left. Stop the run and go on with a "
+      "larger learners.count."
+    )
+  _check_island(config, learner)
+
+
+def _validate_recovery(config: Config) -> None:
+  recovery, sync = config.recovery, config.sync
+  if recovery.params != "peer":
+    return
+  require(
+    recovery.donors_max > 0,
+    "recovery.params",
+    "peer",
+    "recovery.donors_max = 0, so no peer is ever asked",
+    "Ask at least one, or take the commit's.",
+  )
+  require(
+    sync.wait is Wait.NEVER and sync.apply is Apply.WHEN_SEEN,
+    "recovery.params",
+    "peer",
+    f"sync.wait = {str(sync.wait)!r} and sync.apply = {str(sync.apply)!r}",
+    "A fragment taken from a peer is not answered before its next commit, "
+    "which others would wait for: take the commit's.",
   )

@@ -19,6 +19,7 @@ RESUMABLE = (
   "init.path",  # but not what it holds: init.sha256
   "learners",
   "live",
+  "recovery",
   "stop",
   "sync.grace",
   "sync.grace_margin",

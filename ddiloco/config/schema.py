@@ -219,14 +219,37 @@ class LiveConfig:
 
   dead_after_s: float = 10.0
   heartbeat_s: float = 2.0
+  standbys: int = 0  # syncers that launch.local keeps beside the one at work
+  lease_s: float = 3.0  # not renewed for so long, it is a standby syncer's
   poll_min_s: float = 0.002
   poll_max_s: float = 0.05
-  store_deadline_s: float = 30.0
+  store_deadline_s: float = 30.0  # of one operation, retries included
+  # How files of the exchange are locked. os: the system's locks | lockfile:
+  # for file systems that have none; a dead writer's lock is waited out.
+  file_locking: str = "os"
+  # Which of them are on disk when written. durable: commits, state and the
+  # syncer's tape | all | none: a crash of the machine may cost the last ones.
+  file_sync: str = "durable"
   tape_flush_s: float = 1.0
   checkpoint_every_steps: int = 200
   start_deadline_s: float = 180.0
   restart_limit: int = 5
   restart_backoff_s: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecoveryConfig:
+  """What a learner that starts goes on from.
+
+  Its own checkpoint, else a healthy peer's inner-optimizer state, else a fresh
+  one; in the first H global steps nobody has one worth a transfer.
+  """
+
+  params: str = "commit"  # commit | peer: a peer's own, as in the paper
+  checkpoint_rounds_max: int = 240  # older own checkpoints are not used
+  donors_max: int = 2  # peers asked one after the other; 0: none is
+  donor_timeout_s: float = 60.0  # for one transfer; then the next is asked
+  transfers_max: int = 1  # that a learner gives at once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -272,6 +295,7 @@ class Config:
   eval: EvalConfig = EvalConfig()
   stop: StopConfig = StopConfig()
   live: LiveConfig = LiveConfig()
+  recovery: RecoveryConfig = RecoveryConfig()
   sim: SimConfig = SimConfig()
   elastic: ElasticConfig = ElasticConfig()
   faults: str = ""  # the fault script, in its text form or as JSON

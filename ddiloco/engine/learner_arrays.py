@@ -24,6 +24,7 @@ from ddiloco.engine.records import (
   fragment_norm,
   read_params,
 )
+from ddiloco.engine.state_bytes import StateBytes
 from ddiloco.protocol import wire
 from ddiloco.protocol.learner_types import (
   ApplyFragments,
@@ -79,6 +80,7 @@ class LearnerArrays:
     # A life starts with the parameters of commits.
     self._state = self._overwritten(range(layout.num_fragments))
     self.last_metrics: dict[str, float] = {}
+    self.travel = travelling(config, program, state)
 
   def warm_up(self, first_sample: int) -> None:
     """Opens the data and compiles the encoders before the first step."""
@@ -283,6 +285,12 @@ class LearnerArrays:
   ) -> Any:
     own = self._pieces.take(p, leaves)
     return self._encoders[p](self._residuals[p], self._anchors[p], own, words)
+
+
+def travelling(config: Config, program: Any, state: Any) -> StateBytes:
+  """How states go from learner to learner, as `recovery.params` says."""
+  whole = config.recovery.params == "peer"
+  return StateBytes(program, state, whole=whole)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from ddiloco.engine.actor import Lane, Plane, Work
 from ddiloco.engine.downlink import read_version
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
 from ddiloco.engine.records import read_commit
+from ddiloco.engine.recovery import publish
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.admission import is_outlier, remember_norm
@@ -27,11 +28,19 @@ from ddiloco.protocol.learner_types import (
   Fetch,
   Fetched,
   FetchFailed,
+  Give,
   Settle,
   Step,
   StepDone,
+  TransferAsked,
+  TransferEnded,
 )
-from ddiloco.protocol.messages import AnswerHeader, Commit, FragmentState
+from ddiloco.protocol.messages import (
+  AnswerHeader,
+  Commit,
+  FragmentState,
+  TransferRequest,
+)
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
 from ddiloco.types import Refusal
@@ -54,6 +63,7 @@ class LearnerPlane(Plane):
     tape: TapeWriter,
     now_ns: Callable[[], int],
     save_checkpoint: SaveCheckpoint | None,
+    borrowed: bool = False,
   ):
     """Takes the arrays, whose parameters are those of `newest`.
 
@@ -66,6 +76,7 @@ class LearnerPlane(Plane):
       tape: where the life is recorded.
       now_ns: the clock that own-thread time is measured by.
       save_checkpoint: None: checkpoints are not taken.
+      borrowed: the parameters are a peer's own instead.
     """
     self.arrays = arrays
     self._rules = rules
@@ -74,13 +85,15 @@ class LearnerPlane(Plane):
     self._save_checkpoint = save_checkpoint
     self._previous, commit = newest
     self._refs = {p: {s.version: s} for p, s in enumerate(commit.fragments)}
-    self.arrays.hold(commit.fragments)
+    if not borrowed:
+      self.arrays.hold(commit.fragments)
     self._fetched = dict.fromkeys(self._refs, 0)  # or asked for
     self._exchange_ns = 0
     self._norms: dict[int, tuple[int, ...]] = {}  # recent ones, by fragment
     # At most one copy waits for the tape: a newer one takes its place.
     self._unsaved: collections.deque = collections.deque(maxlen=1)
     self._saving = False  # a job that will take it is on its way
+    self._asked: frozenset[str] = frozenset()  # requests found before
 
   # --- Commands -------------------------------------------------------------
 
@@ -108,6 +121,9 @@ class LearnerPlane(Plane):
         if not self._saving:  # else jobs pile up where the store is slow
           self._saving = True
           work = Work(Lane.ORDERED, self._record_checkpoint())
+      case Give():
+        copy = self.arrays.copy_state()
+        work = Work(Lane.ORDERED, self._record_gift(command, copy))
     self._exchange_ns += self._now_ns() - begin_ns
     return work
 
@@ -146,6 +162,54 @@ class LearnerPlane(Plane):
     }
     self._save_checkpoint(copy, position)
     return None
+
+  # --- Transfers to peers ---------------------------------------------------
+
+  def poll_transfers(self) -> Job:
+    """Looks for peers that ask for this learner's state: their events."""
+    listed = yield Call("list", (keys.transfers(self._learner),))
+    requests = {name for name in listed if keys.transfer_ends(name)}
+    events = []
+    for name in sorted(requests - self._asked):
+      item = yield Call("get", (name,))
+      _, recipient, nonce = keys.transfer_ends(name)
+      try:
+        request = item and messages.decode(TransferRequest, item.value)
+      except wire.WireError:
+        continue  # garbage asks for nothing
+      if request and request.run_id == self._rules.run_id:
+        events.append(TransferAsked(0, recipient, nonce, request.seen))
+    self._asked = frozenset(requests)
+    return tuple(events)
+
+  def _record_gift(self, command: Give, copy: Any) -> Job:
+    """The tape goes first: a replay must know what the recipient has got."""
+    try:
+      yield from self._tape.flush()
+    except ExchangeError:
+      return TransferEnded(0, command.nonce)
+    return Work(Lane.CHECKPOINT, self._give(command, copy))
+
+  def _give(self, command: Give, copy: Any) -> Job:
+    yield Ready(copy)
+    if self.arrays.is_finite(copy):
+      travel = self.arrays.travel
+      header = {
+        "run_id": self._rules.run_id,
+        "learner": self._learner,
+        "incarnation": self._incarnation,
+        "step": command.step,
+        "seen": command.seen,
+        "state": travel.digest,
+      }
+      ends = self._learner, command.recipient, command.nonce
+      try:
+        yield from publish(header, ends, travel.pack(copy))
+      except ExchangeError:
+        pass  # the recipient asks the next one
+    return TransferEnded(0, command.nonce)
+
+  # --- Answers --------------------------------------------------------------
 
   def _publish(self, command: Encode, encoded: Any) -> Job:
     yield Ready(encoded)

@@ -16,6 +16,7 @@ from ddiloco.protocol.messages import Counted, FragmentState
 ANSWER_BYTES = 8  # of every fragment: its norm in 1e-9, big-endian
 NORM = 1_000_000_000
 NON_FINITE = b"\xff" * ANSWER_BYTES
+STATE = b"a state"
 STEP_BYTES = 8  # where an encoded step starts and where it leads
 
 
@@ -36,6 +37,18 @@ class NullDownlink:
     return _words(p, end)
 
 
+class NullStateBytes:
+  """Stands in for `StateBytes`."""
+
+  digest = "null"
+  num_bytes = len(STATE)
+
+  def pack(self, state: None) -> bytes:
+    """Something to carry."""
+    del state
+    return STATE
+
+
 class NullLearnerArrays:
   """Stands in for `LearnerArrays`."""
 
@@ -52,6 +65,7 @@ class NullLearnerArrays:
     self._samples, self._tokens = samples_per_step, tokens
     self._fetched: set[tuple[int, int]] = set()
     self.last_metrics: dict[str, float] = {}
+    self.travel = NullStateBytes()
 
   def step(self, command: Step) -> StepResult:
     """Nothing is computed."""

@@ -1,10 +1,10 @@
 """What the engine needs from the outside world: an exchange and a program.
 
-A *job* is a generator that yields requests (`Call`, `Ready`) and returns one
-machine event. Whoever drives the engine decides when each request happens:
-threads in a live run, a virtual clock in a simulation. Jobs never touch a
-clock, a thread or a store themselves. A job that has to go on in another
-lane returns the `Work` to do there instead.
+A *job* is a generator that yields requests (`Call`, `Ready`, `Pause`) and
+returns one machine event. Whoever drives the engine decides when each request
+happens: threads in a live run, a virtual clock in a simulation. Jobs never
+touch a clock, a thread or a store themselves. A job that has to go on in
+another lane returns the `Work` to do there instead.
 """
 
 from collections.abc import Generator
@@ -17,6 +17,10 @@ Batch = Any
 
 class ExchangeError(Exception):
   """The store could not be reached, or refused, until the deadline."""
+
+
+class ExchangeRefused(ExchangeError):
+  """The store refused, and asking it again cannot help."""
 
 
 class DamagedRun(Exception):
@@ -68,12 +72,15 @@ class Exchange(Protocol):
 class Call(NamedTuple):
   """A request of a job: one operation of the exchange.
 
-  The driver sends back the method's result, or throws `ExchangeError`.
+  The driver sends back the method's result, or throws `ExchangeError`. The
+  life is worth nothing without a `vital` one: a driver may go on trying it,
+  for as long as the store is away, until the life is asked to stop.
   """
 
   method: str
   args: tuple[Any, ...]
   durable: bool = False
+  vital: bool = False
 
   def on(self, exchange: Exchange) -> Any:
     """Performs the operation."""
@@ -87,6 +94,12 @@ class Ready(NamedTuple):
   arrays: Any
 
 
+class Pause(NamedTuple):
+  """A request of a job: go on after so long. The answer is the clock's ns."""
+
+  wait_ns: int
+
+
 class StepResult(NamedTuple):
   """A dispatched inner step."""
 
@@ -95,7 +108,7 @@ class StepResult(NamedTuple):
   samples: int
 
 
-Job = Generator[Call | Ready, Any, Any]
+Job = Generator[Call | Ready | Pause, Any, Any]
 
 
 class Program(Protocol):

@@ -15,24 +15,45 @@ from typing import Any
 import jax
 
 from ddiloco.engine.actor import Actor, Lane, Work
-from ddiloco.engine.ports import Call, Exchange, ExchangeError, Job, Ready
+from ddiloco.engine.ports import (
+  Call,
+  Exchange,
+  ExchangeError,
+  Job,
+  Pause,
+  Ready,
+)
 from ddiloco.live.log import logger
+from ddiloco.live.steady import SteadyExchange
 from ddiloco.types import SECOND_NS
 
 _PARALLEL_THREADS = 4
 
 
-def run_job(job: Job, exchange: Exchange) -> Any:
-  """Runs a job's requests one after the other; returns its result."""
+def run_job(
+  job: Job, exchange: Exchange, interrupt: threading.Event | None = None
+) -> Any:
+  """Runs a job's requests one after the other; returns its result.
+
+  Of a `SteadyExchange`, vital ones wait for it to be back. Raises
+  `KeyboardInterrupt` if the job pauses and `interrupt` is set.
+  """
+  interrupt = interrupt or threading.Event()
+  steady = isinstance(exchange, SteadyExchange)
+  perform = exchange.perform if steady else lambda call: call.on(exchange)
   try:
     request = next(job)
     while True:
       try:
         match request:
           case Call():
-            answer = request.on(exchange)
+            answer = perform(request)
           case Ready():
             answer = jax.block_until_ready(request.arrays)
+          case Pause():
+            if interrupt.wait(request.wait_ns / SECOND_NS):
+              raise KeyboardInterrupt
+            answer = time.monotonic_ns()
       except ExchangeError as error:
         request = job.throw(error)
       else:
@@ -68,7 +89,9 @@ class Driver:
       slowdown: compute jobs take this many times as long (emulation).
       observe: called as (event, state, busy_ns) after every transition.
     """
-    self.actor, self.exchange = actor, exchange
+    self.stopped = threading.Event()
+    self.actor = actor
+    self.exchange = SteadyExchange(exchange, ended=self.stopped, fail=self.post)
     self._wake_ns, self._tick, self._stop = wake_ns, tick, stop
     self._flush_every_ns = round(flush_every_s * SECOND_NS)
     self._slowdown = slowdown
@@ -82,7 +105,8 @@ class Driver:
       for lane in Lane
     }
     self._threads: list[threading.Thread] = []
-    self.stopped = threading.Event()
+    self._flushing = False  # a flush is on its way, or waits for its turn
+    self.background("watch", self.exchange.watch)
     self.changed = threading.Event()  # set after every transition
     self._now_ns = 0
 
@@ -122,7 +146,7 @@ class Driver:
           self._handle(stamp_ns, event)
         if time.monotonic_ns() - last_flush_ns > self._flush_every_ns:
           last_flush_ns = time.monotonic_ns()
-          self._submit(Work(Lane.ORDERED, self._flush()))
+          self._submit_flush()
       return self.actor.state
     finally:
       self.stopped.set()
@@ -173,7 +197,13 @@ class Driver:
     elif event is not None:
       self.post(event)
 
+  def _submit_flush(self) -> None:
+    if not self._flushing:  # else they pile up where the store is slow
+      self._flushing = True
+      self._submit(Work(Lane.ORDERED, self._flush()))
+
   def _flush(self) -> Job:
+    self._flushing = False  # before it looks: what comes next needs a flush
     try:
       yield from self.actor.tape.flush()
     except ExchangeError as error:

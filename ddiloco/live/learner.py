@@ -9,17 +9,18 @@ import time
 import uuid
 from typing import Any
 
-from ddiloco.config import Config, learner_value
-from ddiloco.engine import startup
+from ddiloco.config import Config, learner_value, seconds_to_ns
+from ddiloco.engine import recovery, startup
 from ddiloco.engine.actor import Actor
-from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.learner_arrays import LearnerArrays, travelling
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.ports import ExchangeError
+from ddiloco.engine.sealing import RunKey
 from ddiloco.engine.tape_writer import TapeWriter
 from ddiloco.engine.telemetry import LearnerTelemetry
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
-from ddiloco.live.checkpoint import Checkpoints
+from ddiloco.live.checkpoint import Checkpoints, Restored
 from ddiloco.live.driver import Driver, Pace, run_job
 from ddiloco.live.log import logger
 from ddiloco.protocol import invariants, keys, messages, tape
@@ -33,7 +34,12 @@ _CATCH_UP_AFTER_S = 1.0  # without the next commit; then look past it
 
 
 def run_learner(
-  config: Config, learner: int, *, workdir: pathlib.Path, exchange: str
+  config: Config,
+  learner: int,
+  *,
+  workdir: pathlib.Path,
+  exchange: str,
+  run_key: RunKey | None = None,
 ) -> Exit:
   """Runs one life of a learner to its end."""
   interrupt = threading.Event()
@@ -46,7 +52,12 @@ def run_learner(
   signal.signal(signal.SIGTERM, remember)
   signal.signal(signal.SIGINT, remember)
   setup = setup_lib.open_setup(
-    config, learner, workdir=workdir, exchange=exchange, interrupt=interrupt
+    config,
+    learner,
+    workdir=workdir,
+    exchange=exchange,
+    interrupt=interrupt,
+    run_key=run_key,
   )
   newest = setup_lib.wait_for_run(setup)
   startup.check_genesis(newest.genesis, config, setup.layout)
@@ -101,15 +112,19 @@ class Life:
 
   def join(self) -> Driver:
     """Takes the newest parameters and claims the next incarnation."""
-    setup = self._setup
-    state, position = self._restored_state()
-    newest, params = self._newest_params(state)
-    state = setup.program.with_params(state, params)
+    setup, nonce = self._setup, uuid.uuid4().hex
+    restored = self._checkpoints.restore(setup.state)
+    position = restored.position if restored else {}
+    source, state = self._source(restored, nonce)
+    newest = source.newest
+    if not source.borrowed:
+      newest, params = self._newest_params(state)
+      state = setup.program.with_params(state, params)
     self._member, last = setup.run(
       startup.claim_member(
         newest.commit.run_id,
         self._learner,
-        uuid.uuid4().hex,
+        nonce,
         workplace.host(),
         os.getpid(),
       )
@@ -127,11 +142,16 @@ class Life:
         name,
         life,
         restored=(
-          (position["incarnation"], position["step"]) if position else None
+          (position["incarnation"], position["step"])
+          if source.checkpoint
+          else None
         ),
+        donor=source.donor,
       )
     )
-    self._plane = self._make_plane(state, newest, rules, writer)
+    self._plane = self._make_plane(
+      state, newest, rules, writer, borrowed=source.borrowed
+    )
     self._plane.arrays.warm_up(next_sample)
     self.joined = Joined(
       now_ns=0,
@@ -141,6 +161,7 @@ class Life:
       run_tokens=commit.tokens,
       versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
       next_sample=next_sample,
+      borrowed=source.borrowed,
     )
     logger.info(
       "learner %d, life %d, joins after round %d at sample %d",
@@ -152,7 +173,13 @@ class Life:
     return self._make_driver(rules, writer)
 
   def _make_plane(
-    self, state: Any, newest: startup.Newest, rules: Rules, writer: TapeWriter
+    self,
+    state: Any,
+    newest: startup.Newest,
+    rules: Rules,
+    writer: TapeWriter,
+    *,
+    borrowed: bool,
   ) -> LearnerPlane:
     setup = self._setup
     return LearnerPlane(
@@ -164,6 +191,7 @@ class Life:
       tape=writer,
       now_ns=time.monotonic_ns,
       save_checkpoint=self._checkpoints.save,
+      borrowed=borrowed,
     )
 
   def _make_driver(self, rules: Rules, writer: TapeWriter) -> Driver:
@@ -200,13 +228,40 @@ class Life:
     self._checkpoints.close()
     self._setup.exchange.close()
 
-  def _restored_state(self) -> tuple[Any, dict[str, int]]:
-    """The program's state from the own checkpoint, else a fresh one."""
-    restored = self._checkpoints.restore(self._setup.state)
-    if restored is None:
-      return self._setup.state, {}
-    logger.info("inner optimizer from the checkpoint at %s", restored.position)
-    return restored.state, restored.position
+  def _source(
+    self, restored: Restored | None, nonce: str
+  ) -> tuple[recovery.Source, Any]:
+    """Where the program's state comes from, and the state."""
+    setup, fresh = self._setup, self._setup.state
+    travel = travelling(setup.config, setup.program, fresh)
+    source = setup.run(
+      recovery.find_source(
+        setup_lib.wait_for_run(setup),
+        restored and restored.position["seen"],
+        learner=self._learner,
+        nonce=nonce,
+        travel=travel,
+        schedule=setup.schedule(),
+        options=setup.config.recovery,
+        heartbeat_ns=seconds_to_ns(self._live.heartbeat_s),
+      )
+    )
+    for peer, why in source.refusals:
+      logger.warning("no state from learner %d: %s", peer, why)
+    if source.checkpoint:
+      logger.info("goes on from its checkpoint at %s", restored.position)
+      return source, restored.state
+    if source.donation is not None:
+      try:
+        state = travel.unpack(fresh, source.donation.data)
+        logger.info(
+          "has the state of learner %d, life %d, step %d", *source.donor
+        )
+        return source, state
+      except ValueError as error:
+        logger.warning("no state from learner %d: %s", source.donor[0], error)
+    logger.info("starts with a fresh inner optimizer")
+    return recovery.Source(source.newest), fresh
 
   def _newest_params(self, state: Any) -> tuple[startup.Newest, Any]:
     """The newest commit and its parameters; retention may be faster once."""
@@ -251,22 +306,23 @@ class Life:
 
   def _heartbeat(self) -> None:
     driver, member = self._driver, self._member
-    next_life = keys.member(self._learner, member.incarnation + 1)
+    life = self._learner, member.incarnation
     # The first beat says that the first step is done: programs are compiled.
     while driver.actor.state is None or not driver.actor.state.step:
       if driver.stopped.wait(self._live.heartbeat_s / 10):
         return
     while True:
       try:
-        newer = driver.exchange.get(next_life)
-        if newer is not None:
-          other = messages.decode(messages.Member, newer.value)
+        other = run_job(startup.newer_life(*life), driver.exchange)
+        if other is not None:
           driver.request_stop(
             f"{SUPERSEDED} by life {other.incarnation} of learner "
             f"{self._learner} on {other.host}, process {other.pid}"
           )
           return
         self._write_member(left=False)
+        for asked in run_job(self._plane.poll_transfers(), driver.exchange):
+          driver.post(asked)
       except ExchangeError as error:
         logger.warning("no heartbeat for now: %s", error)
       if driver.stopped.wait(self._live.heartbeat_s):

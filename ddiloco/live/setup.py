@@ -14,11 +14,12 @@ from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import loading, startup
 from ddiloco.engine.downlink import make_downlink, read_params
+from ddiloco.engine.ports import ExchangeError, ExchangeRefused
 from ddiloco.engine.records import place_params
+from ddiloco.engine.sealing import RunKey, SealedExchange
 from ddiloco.live.driver import run_job
-from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.log import logger
-from ddiloco.live.workdir import exchange_url, open_exchange
+from ddiloco.live.workdir import exchange_url, open_exchange, store_options
 from ddiloco.protocol.messages import Commit
 from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.protocol.schedule import Schedule
@@ -30,7 +31,7 @@ class Setup:
 
   config: Config
   workdir: pathlib.Path
-  exchange: TensorStoreExchange
+  exchange: SealedExchange
   interrupt: threading.Event
   program: Any
   state: Any  # the program's initial state
@@ -46,8 +47,8 @@ class Setup:
     )
 
   def run(self, job: Any) -> Any:
-    """Runs a start-up job to its end."""
-    return run_job(job, self.exchange)
+    """Runs a start-up job; `KeyboardInterrupt` once asked to stop."""
+    return run_job(job, self.exchange, self.interrupt)
 
   def schedule(self) -> Schedule:
     """The schedule of rounds."""
@@ -71,11 +72,13 @@ def open_setup(
   workdir: pathlib.Path,
   exchange: str,
   interrupt: threading.Event,
+  run_key: RunKey | None = None,
 ) -> Setup:
   """Builds the program and opens the exchange; raises `ConfigError`."""
   store = open_exchange(
     exchange_url(workdir, exchange),
-    deadline_s=config.live.store_deadline_s,
+    run_key,
+    **store_options(config.live),
     interrupt=interrupt,
   )
   model = loading.load_model(config, learner, str(workdir / "cache"))
@@ -89,14 +92,21 @@ def wait_for_run(setup: Setup) -> startup.Newest:
   """
   deadline_s = time.monotonic() + setup.config.live.start_deadline_s
   while True:
-    newest = setup.run(startup.find_newest(setup.schedule()))
+    newest, cause = None, ""
+    try:
+      newest = setup.run(startup.find_newest(setup.schedule()))
+    except ExchangeRefused:
+      raise
+    except ExchangeError as error:
+      cause = f" ({error})"
+      logger.warning("the exchange is away: %s", error)
     if newest is not None:
       return newest
     if setup.interrupt.is_set():
       raise KeyboardInterrupt
     if time.monotonic() > deadline_s:
       raise ConfigError(
-        f"no run was started in {setup.exchange.url} within "
+        f"no run was started in {setup.exchange.url}{cause} within "
         f"live.start_deadline_s = {setup.config.live.start_deadline_s} s. "
         "Start its syncer (python -m launch.syncer), or check --exchange."
       )

@@ -1,5 +1,6 @@
 """What the live roles share: who we are, and what we run on."""
 
+import os
 import socket
 import time
 from typing import Any
@@ -29,6 +30,7 @@ def tape_header(
     code_version=code_version(),
     started_unix_ns=time.time_ns(),
     started_ns=time.monotonic_ns(),
+    pid=os.getpid(),
     **facts(),
     **more,
   )

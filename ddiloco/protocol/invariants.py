@@ -71,7 +71,10 @@ def _broken_by_answer(
   for item in command.contributions:
     if item.steps <= 0:
       return "an answer has at least one step"
-    current = after.fragments[item.fragment].seen
+    view = after.fragments[item.fragment]
+    if view.borrowed:
+      return "nobody offers what a peer has stepped"
+    current = view.seen
     if rules.anchor is not Anchor.ANY and item.anchor != current:
       return "an answer is measured from the current version"
   return None

@@ -11,10 +11,15 @@ ANSWERS = "answer/"
 STATES = "state/"
 MEMBERS = "members/"
 TAPES = "tape/"
+TRANSFERS = "transfer/"
 LEASE = "lease/0"
 _COMMIT = re.compile(r"commit/([0-9]{9})")
 _ANSWER = re.compile(r"answer/([0-9]{9})\.")
 _STATE = re.compile(r"state/([0-9]{9})\.([0-9]+)\.[0-9]+\.(params|outer|step)")
+_REQUEST = re.compile(r"transfer/([0-9]{1,6})\.([0-9]{1,6})\.([^.]+)\.request")
+_EPOCH = re.compile(
+  r"tape/syncer\.([0-9]+)/[0-9]+|state/[0-9]{9}\.[0-9]+\.([0-9]+)\.[a-z]+"
+)
 _MEMBER = re.compile(r"members/([0-9]{1,6})\.([0-9]{1,9})")
 
 
@@ -92,6 +97,48 @@ def member_life(key: str) -> tuple[int, int] | None:
   return (int(match[1]), int(match[2])) if match else None
 
 
+def transfers(donor: int) -> str:
+  """The prefix of everything that one learner is asked for and gives."""
+  return f"{TRANSFERS}{donor}."
+
+
+def transfer(donor: int, recipient: int, nonce: str) -> str:
+  """The prefix of one transfer between learners."""
+  return f"{transfers(donor)}{recipient}.{nonce}."
+
+
+def transfer_request(donor: int, recipient: int, nonce: str) -> str:
+  """The recipient's record, which asks for it."""
+  return f"{transfer(donor, recipient, nonce)}request"
+
+
+def transfer_header(donor: int, recipient: int, nonce: str) -> str:
+  """The donor's record, written after the parts."""
+  return f"{transfer(donor, recipient, nonce)}header"
+
+
+def transfer_part(donor: int, recipient: int, nonce: str, part: int) -> str:
+  """Some of the donor's state."""
+  return f"{transfer(donor, recipient, nonce)}part-{part}"
+
+
+def transfer_ends(key: str) -> tuple[int, int, str] | None:
+  """The (donor, recipient, nonce) of a request's key; None if it is none."""
+  match = _REQUEST.fullmatch(key)
+  return (int(match[1]), int(match[2]), match[3]) if match else None
+
+
 def tape(actor: str, incarnation: int, segment: int) -> str:
   """One segment of an actor's tape; actors are `syncer`, `learner-<i>`."""
   return f"{TAPES}{actor}.{incarnation}/{segment:09d}"
+
+
+def syncer_tapes() -> str:
+  """The prefix of the tapes of all lives of the syncer."""
+  return f"{TAPES}syncer."
+
+
+def epoch(key: str) -> int | None:
+  """The life of the syncer that wrote a tape or a version; None: neither."""
+  match = _EPOCH.fullmatch(key)
+  return int(match[1] or match[2]) if match else None

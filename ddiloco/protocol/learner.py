@@ -14,20 +14,20 @@ from ddiloco.protocol.learner_answers import (
   answered,
   choose,
 )
+from ddiloco.protocol.learner_fragments import apply, fetch, refetch
 from ddiloco.protocol.learner_policies import boundary_exact, boundary_own
 from ddiloco.protocol.learner_types import (
   AnswerFailed,
   AnswerWritten,
-  ApplyFragments,
   CaughtUp,
   Checkpoint,
   Command,
   CommitSeen,
   Event,
-  Fetch,
   Fetched,
   FetchFailed,
   FragmentView,
+  Give,
   Joined,
   LearnerState,
   Resized,
@@ -37,9 +37,10 @@ from ddiloco.protocol.learner_types import (
   Stop,
   StopRequested,
   Tick,
+  TransferAsked,
+  TransferEnded,
 )
 from ddiloco.protocol.learner_views import (
-  fills_gap,
   out_of_reach,
 )
 from ddiloco.protocol.rules import Rules
@@ -73,6 +74,7 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
         steps=0,
         tokens=0,
         answered_step=0,
+        borrowed=event.borrowed,
       )
       for version, epoch in event.versions
     ),
@@ -89,6 +91,8 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
     step_started_ns=0,
     waiting_since_ns=0,
     diverged=0,
+    asked=(),
+    giving=(),
     stopping="",
     done=False,
   )
@@ -127,6 +131,11 @@ def step(
       state = replace(state, stopping=state.stopping or event.reason)
     case Resized():
       state = replace(state, samples=event.samples)
+    case TransferAsked():
+      state = replace(state, asked=(*state.asked, event))
+    case TransferEnded():
+      giving = tuple(n for n in state.giving if n != event.nonce)
+      state = replace(state, giving=giving)
     case Tick():
       pass
     case Joined():
@@ -176,6 +185,7 @@ def _stepped(state: LearnerState, event: StepDone) -> LearnerState:
           steps=view.steps + 1,
           tokens=view.tokens + event.tokens,
           answered_step=view.answered_step,
+          borrowed=view.borrowed,
         )
         for view in state.fragments
       ]
@@ -210,7 +220,7 @@ def _saw_commit(
   for p in due:
     fragments[p] = replace(fragments[p], seen=t, epoch=event.epoch)
   state = replace(state, fragments=tuple(fragments))
-  return _fetch(state, t, event.now_ns, out)
+  return fetch(state, t, event.now_ns, out)
 
 
 def _caught_up(
@@ -237,18 +247,6 @@ def _caught_up(
   if rules.ended(event.round, event.run_tokens):
     return replace(state, stopping=state.stopping or COMPLETED)
   return state
-
-
-def _fetch(
-  state: LearnerState, t: int, now_ns: int, out: _Commands
-) -> LearnerState:
-  wanted = tuple(p for p, v in enumerate(state.fragments) if v.seen == t)
-  out.append(Fetch(t, state.fragments[wanted[0]].epoch, wanted))
-  return replace(
-    state,
-    fetching=tuple(sorted((*state.fetching, t))),
-    seen_ns=(*state.seen_ns, (t, now_ns)),
-  )
 
 
 def _fetched(state: LearnerState, event: Fetched) -> LearnerState:
@@ -297,8 +295,9 @@ def _boundary(
 ) -> LearnerState:
   if state.stopping:
     return _finish(state, out)
-  state = _apply(state, rules, out)
-  state = _refetch(state, now_ns, out)
+  state = apply(state, rules, out)
+  state = refetch(state, now_ns, rules, out)
+  state = _give(state, rules, out)
   if rules.apply is Apply.OWN:
     state, held = boundary_own(state, now_ns, rules, out)
   elif rules.wait is Wait.EXACT:
@@ -338,40 +337,21 @@ def _finish(state: LearnerState, out: _Commands) -> LearnerState:
   return replace(state, done=True)
 
 
-def _apply(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
-  """Applies every fetched commit the policy allows, the newest only."""
-  ready = state.fetched
-  if rules.apply is Apply.AT_OVERLAP:
-    due = state.base + state.step - rules.schedule.overlap
-    ready = tuple(
-      t for t in ready if t <= due or fills_gap(state, t, due, rules)
-    )
-  if not ready:
+def _give(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
+  """Gives its state to peers that wait for one as new as what it has seen."""
+  if not state.step or state.diverged:
     return state
-  fragments = list(state.fragments)
-  newest: dict[int, int] = {}
-  for t in ready:  # ascending, so the last one wins (paper, Alg. 1)
-    for p in rules.schedule.fragments(t):
-      if t > fragments[p].anchor:
-        newest[p] = t
-  for t in sorted(set(newest.values())):
-    applied = tuple(p for p in sorted(newest) if newest[p] == t)
-    out.append(ApplyFragments(t, applied))
-    for p in applied:
-      fragments[p] = replace(fragments[p], anchor=t, steps=0, tokens=0)
-  return replace(
-    state,
-    fragments=tuple(fragments),
-    fetched=tuple(t for t in state.fetched if t not in ready),
-  )
-
-
-def _refetch(state: LearnerState, now_ns: int, out: _Commands) -> LearnerState:
-  """Asks again for what could not be fetched, or whose object was gone."""
-  missing = {v.seen for v in state.fragments if v.seen > v.anchor}
-  for t in sorted(missing):
-    if t not in state.fetching and t not in state.fetched:
-      state = _fetch(state, t, now_ns, out)
+  for asked in state.asked:
+    if len(state.giving) >= rules.transfers_max:
+      break
+    if state.seen < asked.seen:
+      continue
+    out.append(Give(asked.recipient, asked.nonce, state.step, state.seen))
+    state = replace(
+      state,
+      asked=tuple(other for other in state.asked if other is not asked),
+      giving=(*state.giving, asked.nonce),
+    )
   return state
 
 

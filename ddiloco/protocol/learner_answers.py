@@ -21,10 +21,10 @@ def answered(state: LearnerState, t: int) -> bool:
 
 
 def can_answer(state: LearnerState, t: int, rules: Rules) -> bool:
-  """Whether every fragment of round t has steps and an allowed anchor."""
+  """Whether all of round t is the learner's own, with an allowed anchor."""
   views = [state.fragments[p] for p in rules.schedule.fragments(t)]
   current = rules.anchor is Anchor.ANY or all(v.seen == v.anchor for v in views)
-  return current and all(view.steps > 0 for view in views)
+  return current and all(v.steps > 0 and not v.borrowed for v in views)
 
 
 def own_interval(state: LearnerState, t: int, rules: Rules) -> int:

@@ -18,6 +18,9 @@ class FragmentView:
   steps: int  # own steps since the anchor was applied (c_steps)
   tokens: int  # c_tokens
   answered_step: int  # own step of the last first answer for it, or 0
+  # A peer's parameters: offering what they are away from its anchor would
+  # count the peer's work twice. Until the next commit overwrites them.
+  borrowed: bool = False
 
 
 @record
@@ -59,6 +62,8 @@ class LearnerState:
   step_started_ns: int
   waiting_since_ns: int  # 0: not held by `wait`
   diverged: int  # answers in a row that were not finite
+  asked: tuple["TransferAsked", ...]  # that wait for a step boundary
+  giving: tuple[str, ...]  # transfers on their way to the store, by nonce
   stopping: str  # the reason, once asked to stop
   done: bool
 
@@ -78,6 +83,7 @@ class Joined:
   versions: tuple[tuple[int, int], ...]  # (version, epoch) per fragment
   next_sample: int
   samples: int = 0  # as in `Resized`
+  borrowed: bool = False  # parameters are a peer's own, not the commit's
 
 
 @record
@@ -174,6 +180,24 @@ class Resized:
 
 
 @record
+class TransferAsked:
+  """A learner that starts asks for this one's state."""
+
+  now_ns: int
+  recipient: int
+  nonce: str  # names the transfer
+  seen: int  # the commit that the state must have seen
+
+
+@record
+class TransferEnded:
+  """It is in the exchange, or could not be written."""
+
+  now_ns: int
+  nonce: str
+
+
+@record
 class StopRequested:
   """Somebody wants this life to end: a signal, or a newer life."""
 
@@ -192,6 +216,8 @@ Event = (
   | AnswerFailed
   | Tick
   | Resized
+  | TransferAsked
+  | TransferEnded
   | StopRequested
 )
 
@@ -258,10 +284,22 @@ class Checkpoint:
 
 
 @record
+class Give:
+  """Copy the program's state as it is now, and publish it for a peer."""
+
+  recipient: int
+  nonce: str
+  step: int
+  seen: int
+
+
+@record
 class Stop:
   """This life is over."""
 
   reason: str
 
 
-Command = Step | Fetch | ApplyFragments | Encode | Settle | Checkpoint | Stop
+Command = (
+  Step | Fetch | ApplyFragments | Encode | Settle | Checkpoint | Give | Stop
+)

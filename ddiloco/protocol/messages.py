@@ -178,6 +178,28 @@ class Member:
 
 
 @record
+class TransferRequest:
+  """A learner that starts asks a peer for its state."""
+
+  run_id: str
+  seen: int  # the newest commit it knows of; older states are of no use
+  state: str  # digest of the shapes it expects
+
+
+@record
+class TransferHeader:
+  """A peer's state at a step boundary; written after its parts."""
+
+  run_id: str
+  learner: int  # the donor
+  incarnation: int
+  step: int  # own inner steps of that life
+  seen: int  # the newest commit it had seen
+  state: str  # digest of its shapes
+  parts: tuple[PartRef, ...]
+
+
+@record
 class Lease:
   """Who merges: saves work, decides nothing (safety is the commit's)."""
 
@@ -196,12 +218,14 @@ _KINDS = {
   Commit: "commit",
   StepLink: "step",
   Member: "member",
+  TransferRequest: "transfer-request",
+  TransferHeader: "transfer",
   Lease: "lease",
 }
 
 
-def encode(record: AnswerHeader | Commit | StepLink | Member | Lease) -> bytes:
-  """The bytes of a record."""
+def encode(record: Any) -> bytes:
+  """The bytes of a record of one of these kinds."""
   return wire.frame(_KINDS[type(record)], wire.to_plain(record))
 
 

@@ -10,7 +10,9 @@ fragment, M learners and C bytes a commit, the exchange without its tapes
 stays below
 
   2 (F + S) + (largest fragment and its outer state) * max(tau, 1)
-  + M * A * attempts + 2 H C + 5 bytes for every older round.
+  + M * A * attempts + 2 H C + 5 bytes for every older round,
+
+and one transfer for each learner that recovers.
 
 Where versions are encoded steps, of E bytes for every fragment, and every
 R-th lies there in full as well, a version is kept with all that it takes to

@@ -35,6 +35,7 @@ class Rules:
   blended: bool = False  # learners keep a share of their own parameters
   global_batch: int = 0  # samples of all learners per step; 0: not fixed
   shares: tuple[Share, ...] = ()  # of it
+  transfers_max: int = 1  # that a learner gives at once
 
   @property
   def writes_max(self) -> int:
@@ -85,6 +86,7 @@ def make_rules(
     blended=sync.blend > 0,
     global_batch=config.learners.global_batch,
     shares=make_shares(config),
+    transfers_max=config.recovery.transfers_max,
   )
 
 

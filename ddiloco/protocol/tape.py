@@ -48,6 +48,9 @@ class Header:
   started_ns: int  # the same instant on the actor's own clock
   # (life, step) of the checkpoint a learner went on from; None: it was fresh.
   restored: tuple[int, int] | None = None
+  # (learner, life, step) of the peer whose state it went on from, or None.
+  donor: tuple[int, int, int] | None = None
+  pid: int = 0  # of its process; 0: simulated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Audit:
       self._require(value == SWEPT, f"{key} is written once")
       kept = self.newest - 2 * self._rules.schedule.interval
       self._require(0 < t <= kept, f"{key} is kept for 2 H rounds")
-    if key.endswith(".header") and keys.answer_round(key) > self.newest:
+    answered = keys.answer_round(key) or 0
+    if key.endswith(".header") and answered > self.newest:
       self._headers.setdefault(key, []).append(value)
 
   def _deleted(self, key: str) -> None:

@@ -9,9 +9,10 @@ from ddiloco.engine.null_arrays import (
   ANSWER_BYTES,
   NullDownlink,
   NullLearnerArrays,
+  NullStateBytes,
   NullSyncerArrays,
 )
-from ddiloco.engine.startup import Newest
+from ddiloco.engine.recovery import Source
 from ddiloco.protocol.messages import NO_LAYOUT
 
 _TOKENS_PER_SAMPLE = 64  # where no program is asked
@@ -84,8 +85,13 @@ class NullCompute:
     """The encoded size of every fragment."""
     return (ANSWER_BYTES,) * self._config.sync.num_fragments
 
+  def travel(self, learner: int) -> NullStateBytes:
+    """How the learner's state goes to a peer."""
+    del learner
+    return NullStateBytes()
+
   def learner_arrays(
-    self, learner: int, newest: Newest, params: dict[int, bytes | None]
+    self, learner: int, source: Source, params: dict[int, bytes | None]
   ) -> NullLearnerArrays | None:
     """A life's arrays; None if a fragment is gone or damaged."""
     intake = self._intakes[learner]
@@ -94,7 +100,7 @@ class NullCompute:
       tokens=intake.tokens,
       downlink=self.downlink,
     )
-    for p, ref in enumerate(newest.commit.fragments):
+    for p, ref in enumerate(source.newest.commit.fragments):
       try:
         arrays.place(ref.version, p, ref, params[p])
       except ValueError:
@@ -113,14 +119,9 @@ class NullCompute:
       for i in range(len(due))
     )
 
-  def position(self, learner: int) -> int:
-    """The data position of the learner's own checkpoint."""
-    return self._positions.get(learner, {}).get("next_sample", 0)
-
-  def restored(self, learner: int) -> tuple[int, int] | None:
-    """The (life, step) of the checkpoint the next life goes on from."""
-    position = self._positions.get(learner)
-    return position and (position["incarnation"], position["step"])
+  def position(self, learner: int) -> dict[str, int]:
+    """Where the learner's own checkpoint was taken; empty: it has none."""
+    return self._positions.get(learner, {})
 
   def saver(self, learner: int) -> Any:
     """What the plane calls to save a checkpoint."""

@@ -14,7 +14,7 @@ from ddiloco.algo import codecs
 from ddiloco.config import Config
 from ddiloco.engine.downlink import make_downlink
 from ddiloco.engine.facts import facts
-from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.learner_arrays import LearnerArrays, travelling
 from ddiloco.engine.loading import (
   Model,
   answer_bytes,
@@ -22,7 +22,8 @@ from ddiloco.engine.loading import (
   rounding_words,
 )
 from ddiloco.engine.records import place_params
-from ddiloco.engine.startup import Newest
+from ddiloco.engine.recovery import Source
+from ddiloco.engine.state_bytes import StateBytes
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.protocol import wire
 from ddiloco.protocol.messages import Commit
@@ -47,18 +48,28 @@ class JaxCompute:
     self.answer_bytes = answer_bytes(layout, self.model.codec)
     self.downlink = make_downlink(config, layout)
 
+  def travel(self, learner: int) -> StateBytes:
+    """How the learner's state goes to a peer."""
+    model = self._learner(learner)
+    return travelling(self._config, model.program, model.state)
+
   def learner_arrays(
-    self, learner: int, newest: Newest, params: dict[int, bytes | None]
+    self, learner: int, source: Source, params: dict[int, bytes | None]
   ) -> LearnerArrays | None:
     """A life's arrays; None if a fragment is gone or damaged."""
     model = self._learner(learner)
-    state, _ = self._saved.get(learner, (model.state, {}))
+    state = model.state
+    if source.checkpoint:
+      state, _ = self._saved[learner]
     try:
-      placed = place(model, newest.commit, params, state)
+      if source.donation is not None:
+        state = self.travel(learner).unpack(state, source.donation.data)
+      if not source.borrowed:
+        placed = place(model, source.newest.commit, params, state)
+        state = model.program.with_params(state, placed)
     except ValueError:
       return None
     # Steps donate their state, and another life may need it again.
-    state = model.program.with_params(state, placed)
     state = jax.tree.map(jnp.copy, state)
     return LearnerArrays(self._config, model, state)
 
@@ -88,14 +99,9 @@ class JaxCompute:
       pieces.append(codecs.to_bytes(payload))
     return b"".join(pieces)
 
-  def position(self, learner: int) -> int:
-    """The data position of the learner's own checkpoint."""
-    return self._position(learner).get("next_sample", 0)
-
-  def restored(self, learner: int) -> tuple[int, int] | None:
-    """The (life, step) of the checkpoint the next life goes on from."""
-    position = self._position(learner)
-    return (position["incarnation"], position["step"]) if position else None
+  def position(self, learner: int) -> dict[str, int]:
+    """Where the learner's own checkpoint was taken; empty: it has none."""
+    return self._saved.get(learner, (None, {}))[1]
 
   def saver(self, learner: int) -> Any:
     """What the plane calls to save a checkpoint."""
@@ -104,9 +110,6 @@ class JaxCompute:
       self._saved[learner] = state, position
 
     return save
-
-  def _position(self, learner: int) -> dict[str, int]:
-    return self._saved.get(learner, (None, {}))[1]
 
   def _learner(self, learner: int) -> Model:
     if learner not in self._learners:

@@ -12,12 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.engine.actor import Actor, Lane, Work
-from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job
+from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Pause
+from ddiloco.engine.tape_writer import TapeWriter
+from ddiloco.protocol import tape
 from ddiloco.protocol.fields import replace
 from ddiloco.sim.clock import Clock, Heap, spread
 from ddiloco.sim.exchange import SimExchange
 
 RETRY_NS = 200_000_000  # after an operation of a poller failed
+SELDOM_NS = 1_000_000_000  # between looks at what no point read finds
+Header = Callable[[str, int], tape.Header]
 
 
 class Process:
@@ -160,9 +164,13 @@ class Process:
 
       self.exchange.submit(self.who, request, reply, wanted=lambda: self.alive)
       return
-    wait_ns = self.compute_ns() if lane is Lane.COMPUTE else 0
+    if isinstance(request, Pause):
+      wait_ns, answer = request.wait_ns, self.clock.now_ns
+    else:
+      wait_ns = self.compute_ns() if lane is Lane.COMPUTE else 0
+      answer = _nothing
     self.heap.after(
-      wait_ns, self.guard(lambda: self._advance(lane, job, done, None))
+      wait_ns, self.guard(lambda: self._advance(lane, job, done, answer()))
     )
 
   # --- Events ---------------------------------------------------------------
@@ -280,3 +288,20 @@ class Process:
         self.deliver(self.tick())
 
     self.heap.at(self.clock.true_ns(wake_ns), self.guard(ring))
+
+
+def _nothing() -> None:
+  """What a job is answered that waited for arrays."""
+
+
+class TellingTape(TapeWriter):
+  """A tape that tells its process what is recorded."""
+
+  def __init__(self, process: Process, header: tape.Header, **options: Any):
+    super().__init__(header, **options)
+    self._process = process
+
+  def record(self, event: Any, commands: tuple[Any, ...]) -> None:
+    """See `TapeWriter`."""
+    super().record(event, commands)
+    self._process.decided(event, commands)

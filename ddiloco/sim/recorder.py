@@ -18,8 +18,8 @@ from ddiloco.report.workdir import JOURNAL
 from ddiloco.sim.clock import EPOCH_NS
 from ddiloco.sim.evaluations import Evaluations
 from ddiloco.sim.faults import FaultRunner, Outcome
+from ddiloco.sim.learner_process import LearnerProcess
 from ddiloco.sim.process import Process
-from ddiloco.sim.roles import LearnerProcess
 from ddiloco.sim.story import Story
 from ddiloco.sim.world import KILLED, World
 from ddiloco.types import Exit

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from ddiloco.algo import codecs
 from ddiloco.algo.fragments import Layout
 from ddiloco.engine.facts import facts
-from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.learner_arrays import LearnerArrays, travelling
 from ddiloco.engine.loading import Model, answer_bytes, load_model, make_codec
 from ddiloco.engine.records import place_params
+from ddiloco.engine.state_bytes import StateBytes
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.version import code_version
 from ddiloco.protocol import wire
@@ -29,6 +29,7 @@ from ddiloco.protocol.learner_types import (
   ApplyFragments,
   Checkpoint,
   Encode,
+  Give,
   Joined,
   Settle,
   Step,
@@ -289,11 +290,12 @@ def _learner(
   observer: Observer,
 ) -> Iterator[str]:
   model, arrays = models.of(life), None
+  saved = StateBytes(model.program, model.state)
   for entry in script:
     yield from _wait(entry, store)
     match entry.work:
       case Joined():
-        arrays = _join(model, life, entry, store)
+        arrays = _join(model, life, entry, saved, store)
       case Step():
         result = arrays.step(entry.work)
         observer.stepped(life, arrays, entry.work, result)
@@ -310,20 +312,26 @@ def _learner(
           store.put(entry.gives[0], part)
           observer.answered(entry.gives[0], part)
       case Checkpoint() if store.wants(entry.gives[0]):
-        store.put(entry.gives[0], _pack(arrays.copy_state()))
+        store.put(entry.gives[0], saved.pack(arrays.copy_state()))
+      case Give() if store.wants(entry.gives[0]):
+        store.put(entry.gives[0], arrays.travel.pack(arrays.copy_state()))
 
 
 def _join(
-  model: Model, life: Life, entry: Entry, store: Store
+  model: Model, life: Life, entry: Entry, saved: StateBytes, store: Store
 ) -> LearnerArrays:
   refs, objects = [], []
   for p, (version, epoch) in enumerate(entry.work.versions):
     objects.append(store.take(entry.needs[p]))
     refs.append(_ref(version, epoch, objects[p], b""))
-  if life.header.restored is None:
-    state = jax.tree.map(jnp.copy, model.state)
-  else:
-    state = _unpack(model.state, store.take(entry.needs[-1]))
+  state = jax.tree.map(jnp.copy, model.state)
+  if life.header.restored is not None:
+    state = saved.unpack(state, store.take(entry.needs[-1]))
+  elif life.header.donor is not None:
+    travel = travelling(life.config, model.program, model.state)
+    state = travel.unpack(state, store.take(entry.needs[-1]))
+  if entry.work.borrowed:
+    return LearnerArrays(life.config, model, state)
   own = model.program.params(state)
   params = place_params(model.layout, own, refs, objects)
   state = model.program.with_params(state, params)
@@ -335,28 +343,3 @@ def _place(arrays: LearnerArrays, entry: Entry, store: Store) -> None:
   for p, key in zip(entry.work.fragments, entry.needs, strict=True):
     data = store.take(key)
     arrays.place(t, p, _ref(t, 0, data, b""), data)
-
-
-def _pack(state: Any) -> bytes:
-  """A state's bytes, for a later life of the same learner."""
-  return codecs.to_bytes([_raw(leaf) for leaf in jax.tree.leaves(state)])
-
-
-def _unpack(like: Any, data: bytes) -> Any:
-  """The inverse of `_pack`, placed as `like` is."""
-  leaves, treedef = jax.tree.flatten(like)
-  values = codecs.unpack([jax.eval_shape(_raw, leaf) for leaf in leaves], data)
-  restored = []
-  for leaf, value in zip(leaves, values, strict=True):
-    if _is_key(leaf):
-      value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
-    restored.append(jax.device_put(value, leaf.sharding, may_alias=False))
-  return jax.tree.unflatten(treedef, restored)
-
-
-def _raw(leaf: jax.Array) -> jax.Array:
-  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _is_key(leaf: jax.Array) -> bool:
-  return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -14,6 +14,7 @@ from ddiloco.protocol.learner_types import (
   Checkpoint,
   Encode,
   Fetch,
+  Give,
   Joined,
   Settle,
   Step,
@@ -112,8 +113,15 @@ def _learner(life: Life, newest: int) -> Iterator[Entry]:
         case Checkpoint():
           key = f"checkpoint.{life.learner}.{life.incarnation}.{command.step}"
           yield Entry(command, gives=(key,))
+        case Give():
+          yield Entry(command, gives=(_gift_key(life, command),))
         case Step() | Settle():
           yield Entry(command)
+
+
+def _gift_key(life: Life, command: Give) -> str:
+  giver = f"{life.learner}.{life.incarnation}.{command.step}"
+  return f"gift.{giver}.{command.recipient}"
 
 
 def _join(life: Life, event: Joined) -> Entry:
@@ -124,6 +132,9 @@ def _join(life: Life, event: Joined) -> Entry:
   if life.header.restored is not None:
     earlier, step = life.header.restored
     needs.append(f"checkpoint.{life.learner}.{earlier}.{step}")
+  if life.header.donor is not None:
+    donor, incarnation, step = life.header.donor
+    needs.append(f"gift.{donor}.{incarnation}.{step}.{life.learner}")
   return Entry(event, tuple(needs))
 
 

@@ -20,8 +20,9 @@ from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.sim.audit import Audit
 from ddiloco.sim.clock import EPOCH_NS, Clock, Heap, spread, stream
 from ddiloco.sim.exchange import SimExchange, Weather
+from ddiloco.sim.learner_process import LearnerProcess
 from ddiloco.sim.process import Process
-from ddiloco.sim.roles import LearnerProcess, SyncerProcess
+from ddiloco.sim.syncer_process import SyncerProcess
 
 SYNCER = "syncer"
 RIVAL = "rival"  # a second syncer; it does not come back

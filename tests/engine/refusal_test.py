@@ -194,7 +194,7 @@ def test_answer_is_judged(quorate, what):
     ("size", lambda data: data[:-1]),
     ("checksum", lambda data: data.replace(b'"codec"', b'"cadec"')),
     ("malformed", lambda data: data.replace(b" answer ", b" commit ", 1)),
-    ("malformed", lambda data: data.replace(b"ddiloco 2", b"ddiloco 9", 1)),
+    ("malformed", lambda data: data.replace(b"ddiloco ", b"ddiloco 9", 1)),
   ],
 )
 def test_garbage_is_no_answer(quorate, reason, garble):

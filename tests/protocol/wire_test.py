@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from ddiloco.protocol import wire
 from ddiloco.types import WIRE_FORMAT, Refusal
 
+HEAD = b"ddiloco %d" % WIRE_FORMAT
+
 JSON_VALUES = st.recursive(
   st.none()
   | st.booleans()
@@ -98,7 +100,7 @@ def test_noise_is_refused(noise):
 @pytest.mark.parametrize(
   "spoil, reason",
   [
-    (lambda d: d.replace(b"ddiloco 2", b"ddiloco 1", 1), Refusal.MALFORMED),
+    (lambda d: d.replace(HEAD, b"ddiloco 1", 1), Refusal.MALFORMED),
     (lambda d: d.replace(b"thing", b"other", 1), Refusal.MALFORMED),
     (lambda d: d + b" ", Refusal.SIZE),
     (lambda d: d[:-1] + b"]", Refusal.CHECKSUM),
@@ -116,14 +118,26 @@ def test_reasons(spoil, reason):
 
 
 def test_an_unknown_format_names_both():
-  data = wire.frame("thing", 1).replace(b"ddiloco 2", b"ddiloco 7", 1)
-  with pytest.raises(wire.WireError, match=r"format 7.*reads 2"):
+  data = wire.frame("thing", 1).replace(HEAD, b"ddiloco 7", 1)
+  with pytest.raises(wire.WireError, match=rf"format 7.*reads {WIRE_FORMAT}"):
     wire.unframe("thing", data)
 
 
 def test_large_records_are_refused_unread(monkeypatch):
   monkeypatch.setattr(wire, "MAX_RECORD_BYTES", 100)
   assert reason_of(wire.frame("thing", "x" * 100)) is Refusal.SIZE
+
+
+@pytest.mark.parametrize(
+  "kind, size", [("answer", 1 << 20), ("member", 1 << 16), ("lease", 1 << 16)]
+)
+def test_what_many_write_has_a_smaller_limit(monkeypatch, kind, size):
+  sound = wire.frame(kind, "x" * (size - 200))
+  assert wire.unframe(kind, sound) == "x" * (size - 200)
+  monkeypatch.setattr(wire.json, "loads", None)  # what is too large is not read
+  with pytest.raises(wire.WireError) as caught:
+    wire.unframe(kind, wire.frame(kind, "x" * size))
+  assert caught.value.reason is Refusal.SIZE
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

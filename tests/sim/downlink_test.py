@@ -8,7 +8,7 @@ from ddiloco.engine import learner_plane
 from ddiloco.engine.ports import Call
 from ddiloco.protocol import keys, messages
 from ddiloco.protocol.messages import Commit
-from ddiloco.sim import roles
+from ddiloco.sim import learner_process
 from ddiloco.types import Exit
 from tests.sim import runs
 from tests.sim.small import make_config
@@ -78,7 +78,7 @@ def count_reads(monkeypatch, module, name):
 
 def test_bytes_down_are_reported_as_they_were_read(tmp_path, monkeypatch):
   read = [
-    count_reads(monkeypatch, roles, "read_params"),
+    count_reads(monkeypatch, learner_process, "read_params"),
     count_reads(monkeypatch, learner_plane, "read_version"),
   ]
   faults = "at round 15 kill learner 1 for 1s"

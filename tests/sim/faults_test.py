@@ -99,7 +99,9 @@ def test_a_fault_after_the_end_is_told_as_idle(what):
   ],
 )
 def test_a_bad_answer_is_refused_by_its_cause(what, reason):
-  world, _ = play(SCRIPTS[what])
+  # All are needed, so no round closes before the bad answer is there.
+  sync = {"num_fragments": 4, "interval_steps": 4, "quorum_min": 3}
+  world, _ = play(SCRIPTS[what], sync=sync)
   assert refusals(world) == {(1, reason)}
 
 

@@ -10,7 +10,7 @@ from ddiloco.protocol import keys, tape, wire
 from ddiloco.protocol.learner_types import Encode, Step
 from ddiloco.sim import history as history_lib
 from ddiloco.sim.history import BadTape
-from ddiloco.types import Exit
+from ddiloco.types import WIRE_FORMAT, Exit
 from tests.sim import program, runs
 from tests.sim.small import MemoryStore, make_config
 
@@ -177,7 +177,7 @@ def edit_segment(store):
 def write_future_format(store):
   key = segments(store)[0]
   store.objects[key] = store.objects[key].replace(
-    b"ddiloco 2 ", b"ddiloco 99 ", 1
+    b"ddiloco %d " % WIRE_FORMAT, b"ddiloco 99 ", 1
   )
 
 
@@ -252,7 +252,7 @@ def lose_the_run(store):
     (remove_middle, ["learner-1, life 1", "segment 2", "is missing"]),
     (cut_segment, ["learner-1, life 1", "segment 4", "truncated"]),
     (edit_segment, ["learner-1, life 1", "segment 4", "checksum"]),
-    (write_future_format, ["wire format 99", "reads 2"]),
+    (write_future_format, ["wire format 99", f"reads {WIRE_FORMAT}"]),
     (swap_tapes, ["learner-1, life 2 is that of learner-0"]),
     (take_from_another_run, ["run sim-99", "holds run sim-11"]),
     (take_another_config, ["learner-1, life 2", "outer.learning_rate"]),

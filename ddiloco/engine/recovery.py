@@ -1,0 +1,245 @@
+"""What a learner that starts goes on from, beside the newest commit.
+
+Its own checkpoint if that is fresh enough; else the state of a healthy peer,
+which it asks for through the exchange; else nothing (`RecoveryConfig`).
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ddiloco.config import RecoveryConfig
+from ddiloco.engine import startup
+from ddiloco.engine.ports import Call, ExchangeError, Job, Pause
+from ddiloco.engine.records import read_commit
+from ddiloco.engine.startup import Newest
+from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol.messages import Member, TransferHeader, TransferRequest
+from ddiloco.protocol.retention import SWEPT
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.types import SECOND_NS
+
+_LOOK_EVERY_NS = SECOND_NS // 20
+_PART_BYTES = 64 * 1024 * 1024
+_SILENT_BEATS = 3  # without a sign of life, and the next peer is asked
+
+
+class Donation(NamedTuple):
+  """A peer's state, verified against its header and nothing else."""
+
+  header: TransferHeader
+  data: bytes
+
+
+class Wanted(NamedTuple):
+  """Which state a learner that starts asks for."""
+
+  run_id: str
+  learner: int
+  nonce: str  # of the life that asks
+  seen: int  # the newest commit it knows of
+  state: str  # digest of the state's shapes
+  num_bytes: int
+
+
+class Source(NamedTuple):
+  """What a life goes on from."""
+
+  newest: Newest  # the commit it joins at
+  checkpoint: bool = False  # its own is fresh enough
+  donation: Donation | None = None  # the state of a peer
+  borrowed: bool = False  # parameters are the peer's too, as of that commit
+  refusals: tuple[tuple[int, str], ...] = ()  # (peer, why it gave nothing)
+
+  @property
+  def donor(self) -> tuple[int, int, int] | None:
+    """(learner, life, step) of the peer, for the tape."""
+    if self.donation is None:
+      return None
+    header = self.donation.header
+    return header.learner, header.incarnation, header.step
+
+
+def find_source(
+  newest: Newest,
+  seen: int | None,
+  *,
+  learner: int,
+  nonce: str,
+  travel: Any,
+  schedule: Schedule,
+  options: RecoveryConfig,
+  heartbeat_ns: int,
+) -> Job:
+  """Decides, and asks peers if need be: a `Source`.
+
+  Args:
+    newest: the run's newest commit.
+    seen: the commit that the own checkpoint had seen; None: there is none.
+    learner: who starts.
+    nonce: of the life that starts.
+    travel: the `StateBytes` of its state.
+    schedule: of rounds.
+    options: of the config.
+    heartbeat_ns: how often members show that they live.
+  """
+  t = newest.commit.round
+  if seen is not None and t - seen < options.checkpoint_rounds_max:
+    return Source(newest, checkpoint=True)
+  if t < schedule.interval or not options.donors_max:
+    return Source(newest)
+  wanted = Wanted(
+    newest.commit.run_id, learner, nonce, t, travel.digest, travel.num_bytes
+  )
+  yield from _forget_earlier(learner)
+  donation, refusals = yield from _ask_peers(wanted, options, heartbeat_ns)
+  if donation is None:
+    return Source(newest, refusals=refusals)
+  if options.params == "peer":
+    at = yield from _commit_at(donation.header.seen, newest)
+    if at is None:
+      gone = (donation.header.learner, "the commit it had seen is gone")
+      return Source(newest, refusals=(*refusals, gone))
+    return Source(at, donation=donation, borrowed=True, refusals=refusals)
+  newer = yield from startup.find_newest(schedule)
+  return Source(newer, donation=donation, refusals=refusals)
+
+
+def _commit_at(t: int, newest: Newest) -> Job:
+  """Round t's commit, unless its content is gone already."""
+  item = yield Call("get", (keys.commit(t),))
+  if item is None or item.value == SWEPT:
+    return None
+  commit = read_commit(item.value, t, newest.commit.run_id)
+  return Newest(commit, wire.sha256(item.value), newest.genesis)
+
+
+def _ask_peers(
+  wanted: Wanted, options: RecoveryConfig, heartbeat_ns: int
+) -> Job:
+  """Asks one after the other: a donation, and why others gave none."""
+  refusals: list[tuple[int, str]] = []
+  for member in (yield from _peers(wanted))[: options.donors_max]:
+    try:
+      found = yield from _ask(wanted, member, options, heartbeat_ns)
+      prefix = keys.transfer(member.learner, wanted.learner, wanted.nonce)
+      yield Call("delete_prefix", (prefix,))
+    except ExchangeError as error:
+      found = str(error)
+    if isinstance(found, Donation):
+      return found, tuple(refusals)
+    refusals.append((member.learner, found))
+  return None, tuple(refusals)
+
+
+def _peers(wanted: Wanted) -> Job:
+  """Who may be at work, those that have seen most first."""
+  lives: dict[int, int] = {}
+  for name in (yield Call("list", (keys.MEMBERS,))):
+    life = keys.member_life(name)
+    if life is not None:
+      lives[life[0]] = max(life[1], lives.get(life[0], 0))
+  members = []
+  for learner, incarnation in sorted(lives.items()):
+    member = yield from _member(learner, incarnation)
+    if member is None or member.left or not member.steps:
+      continue
+    if (member.run_id, learner != wanted.learner) == (wanted.run_id, True):
+      members.append(member)
+  return sorted(members, key=lambda m: (-m.seen, m.learner))
+
+
+def _member(learner: int, incarnation: int) -> Job:
+  item = yield Call("get", (keys.member(learner, incarnation),))
+  try:
+    return item and messages.decode(Member, item.value)
+  except wire.WireError:
+    return None
+
+
+def _ask(
+  wanted: Wanted, donor: Member, options: RecoveryConfig, heartbeat_ns: int
+) -> Job:
+  """A `Donation`, or why there is none."""
+  ends = donor.learner, wanted.learner, wanted.nonce
+  request = TransferRequest(wanted.run_id, wanted.seen, wanted.state)
+  yield Call("put", (keys.transfer_request(*ends), messages.encode(request)))
+  begun_ns = beat_ns = looked_ns = yield Pause(0)
+  timeout_ns = round(options.donor_timeout_s * SECOND_NS)
+  while True:
+    item = yield Call("get", (keys.transfer_header(*ends),))
+    if item is not None:
+      return (yield from _take(wanted, donor, item.value))
+    now_ns = yield Pause(_LOOK_EVERY_NS)
+    if now_ns - begun_ns > timeout_ns:
+      return f"it gave nothing in {options.donor_timeout_s} s"
+    if now_ns - looked_ns >= heartbeat_ns:
+      looked_ns = now_ns
+      newer = yield from _member(donor.learner, donor.incarnation)
+      if newer is not None and newer.left:
+        return "it left meanwhile"
+      if newer is not None and newer.beat != donor.beat:
+        donor, beat_ns = newer, now_ns
+      elif now_ns - beat_ns > _SILENT_BEATS * heartbeat_ns:
+        return "it shows no sign of life"
+
+
+def _take(wanted: Wanted, donor: Member, data: bytes) -> Job:
+  try:
+    header = messages.decode(TransferHeader, data)
+  except wire.WireError as error:
+    return f"its record cannot be read: {error}"
+  fault = _fault(wanted, donor, header)
+  if fault:
+    return fault
+  parts = []
+  for number, part in enumerate(header.parts):
+    ends = donor.learner, wanted.learner, wanted.nonce
+    item = yield Call("get", (keys.transfer_part(*ends, number),))
+    if item is None or len(item.value) != part.bytes:
+      return f"part {number} of its state is missing or torn"
+    if wire.sha256(item.value) != part.sha256:
+      return f"part {number} of its state is damaged"
+    parts.append(item.value)
+  return Donation(header, b"".join(parts))
+
+
+def _fault(wanted: Wanted, donor: Member, header: TransferHeader) -> str:
+  """What is wrong with a header; empty if nothing is."""
+  if (header.run_id, header.learner) != (wanted.run_id, donor.learner):
+    return "its record is another's"
+  if header.seen < wanted.seen:
+    return f"it had seen round {header.seen}, not {wanted.seen}"
+  if header.state != wanted.state:
+    return "its state has other shapes than this program's"
+  sizes = [part.bytes for part in header.parts]
+  if sizes != list(_part_sizes(wanted.num_bytes)):
+    return f"its parts have {sum(sizes)} bytes, not {wanted.num_bytes}"
+  return ""
+
+
+def _forget_earlier(learner: int) -> Job:
+  """Deletes what earlier lives of this learner asked for and never took."""
+  for name in (yield Call("list", (keys.TRANSFERS,))):
+    ends = keys.transfer_ends(name)
+    if ends is not None and ends[1] == learner:
+      yield Call("delete_prefix", (keys.transfer(*ends),))
+
+
+def _part_sizes(num_bytes: int) -> Iterator[int]:
+  for start in range(0, num_bytes, _PART_BYTES):
+    yield min(num_bytes - start, _PART_BYTES)
+
+
+# --- The donor's side --------------------------------------------------------
+
+
+def publish(header: dict[str, Any], ends: tuple, data: bytes) -> Job:
+  """Writes a state that was asked for; its record comes last."""
+  parts = []
+  view = memoryview(data)
+  for number, size in enumerate(_part_sizes(len(data))):
+    part, view = bytes(view[:size]), view[size:]
+    yield Call("put", (keys.transfer_part(*ends, number), part))
+    parts.append(messages.PartRef(len(part), wire.sha256(part)))
+  record = TransferHeader(**header, parts=tuple(parts))
+  yield Call("put", (keys.transfer_header(*ends), messages.encode(record)))
