@@ -57,6 +57,12 @@ setuptools.setup(
     "vqa": ["easy-vqa==1.0", "pillow>=13.0.0"],
     "test": [
       "easy-vqa==1.0",
+      # Servers to try object stores on. moto[server] would bring what all of
+      # its services need (docker, sympy, ...); S3 needs these alone.
+      "flask>=3.1.3",
+      "flask-cors>=6.0.5",
+      "gcp-storage-emulator>=2026.7.19",
+      "moto[s3]>=5.2.5",
       "hypothesis>=6.170.17",
       "pillow>=13.0.0",
       "pytest>=9.2.0",

@@ -82,12 +82,12 @@ class SyncerPlane(Plane):
     where, step = (t, p, self._epoch), None
     if payload is not None:
       data = step_object(payload, self._rules.run_id, p, self._fragments[p])
-      yield Call("put", (keys.step(*where), data), durable=True)
+      yield _vital("put", keys.step(*where), data)
       full = retention.is_full(t, p, self._rules)
       step = StepRef(len(data), wire.sha256(data), full)
     if step is None or step.full:
-      yield Call("put", (keys.params(*where), params), durable=True)
-    yield Call("put", (keys.outer_state(*where), outer), durable=True)
+      yield _vital("put", keys.params(*where), params)
+    yield _vital("put", keys.outer_state(*where), outer)
     return FragmentState(
       version=t,
       epoch=self._epoch,
@@ -122,11 +122,15 @@ class SyncerPlane(Plane):
     data = []
     for number, part in enumerate(header.parts):
       try:
-        item = yield Call("get", (keys.answer_part(*key, number),))
+        # A round may wait for an answer that it has seen; it is not refused
+        # because the store is away.
+        item = yield Call("get", (keys.answer_part(*key, number),), vital=True)
       except ExchangeError:
         return AnswerChecked(0, *key, Refusal.MISSING_PART, ())
       if item is None:
         return AnswerChecked(0, *key, Refusal.MISSING_PART, ())
+      if isinstance(item.value, wire.Unauthentic):
+        return AnswerChecked(0, *key, Refusal.UNAUTHENTIC, ())
       if len(item.value) != part.bytes:
         return AnswerChecked(0, *key, Refusal.SIZE, ())
       if wire.sha256(item.value) != part.sha256:
@@ -148,8 +152,8 @@ class SyncerPlane(Plane):
 
   def _commit(self, commit: Commit) -> Job:
     t, data = commit.round, messages.encode(commit)
-    yield from self._tape.flush()
-    won = yield Call("put_if_absent", (keys.commit(t), data), durable=True)
+    yield from self._tape.flush(vital=True)
+    won = yield _vital("put_if_absent", keys.commit(t), data)
     self.arrays.close(t, won)
     if won:
       self._fragments = commit.fragments
@@ -271,6 +275,11 @@ class SyncerPlane(Plane):
       return None
     self._members[learner] = news
     return MemberSeen(0, learner, *news)
+
+
+def _vital(method: str, key: str, value: bytes) -> Call:
+  """Writes what no round is closed without."""
+  return Call(method, (key, value), durable=True, vital=True)
 
 
 def _sweep_commit(key: str) -> Job:

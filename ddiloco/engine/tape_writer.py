@@ -33,10 +33,10 @@ class TapeWriter:
     """Whether everything recorded is in the exchange."""
     return not self._records and self._unwritten is None
 
-  def flush(self) -> Job:
+  def flush(self, *, vital: bool = False) -> Job:
     """Writes everything recorded before this was started."""
     if self._unwritten is not None:
-      yield from self._write()
+      yield from self._write(vital)
     records = [self._records.popleft() for _ in range(len(self._records))]
     if not records:
       return None
@@ -44,11 +44,11 @@ class TapeWriter:
       self._actor, self._incarnation, self._segment, self._header, records
     )
     self._header = None
-    yield from self._write()
+    yield from self._write(vital)
     return None
 
-  def _write(self) -> Job:
+  def _write(self, vital: bool) -> Job:
     key = keys.tape(self._actor, self._incarnation, self._segment)
-    yield Call("put", (key, self._unwritten), durable=self._durable)
+    yield Call("put", (key, self._unwritten), self._durable, vital)
     self._unwritten = None
     self._segment += 1

@@ -18,7 +18,9 @@ import numpy as np
 
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import startup
+from ddiloco.engine.ports import ExchangeError, ExchangeRefused
 from ddiloco.engine.records import params_digest
+from ddiloco.engine.sealing import RunKey
 from ddiloco.engine.telemetry import Telemetry
 from ddiloco.live import setup as setup_lib
 from ddiloco.live.checkpoint import Checkpoints, Restored
@@ -40,6 +42,7 @@ def run_evaluator(
   *,
   workdir: pathlib.Path,
   exchange: str,
+  run_key: RunKey | None = None,
   follow: bool = False,
   of: str = SYNCER,
   measure: Measure | None = None,
@@ -50,6 +53,7 @@ def run_evaluator(
     config: the run's.
     workdir: of the run; where learners' checkpoints are.
     exchange: its URL; empty: in the workdir.
+    run_key: of the run, if it has one.
     follow: evaluate every `eval.every_rounds` rounds; of the syncer only.
     of: "syncer", "learner:i" (of the run's), or "mean".
     measure: what to measure instead of the program's own `evaluate`.
@@ -58,7 +62,12 @@ def run_evaluator(
   signal.signal(signal.SIGTERM, lambda number, frame: interrupt.set())
   signal.signal(signal.SIGINT, lambda number, frame: interrupt.set())
   setup = setup_lib.open_setup(
-    config, None, workdir=workdir, exchange=exchange, interrupt=interrupt
+    config,
+    None,
+    workdir=workdir,
+    exchange=exchange,
+    interrupt=interrupt,
+    run_key=run_key,
   )
   if measure is None and not hasattr(setup.program, "evaluate"):
     raise ConfigError(
@@ -99,11 +108,16 @@ class _Evaluator:
     """Evaluates every so many rounds until the run ends or is interrupted."""
     setup = self._setup
     while not setup.interrupt.is_set():
-      commit = setup_lib.wait_for_run(setup).commit
-      if setup.rules(commit.run_id).ended(commit.round, commit.tokens):
-        return
-      if self._due(commit.round):
-        self.evaluate_newest()
+      try:
+        commit = setup_lib.wait_for_run(setup).commit
+        if setup.rules(commit.run_id).ended(commit.round, commit.tokens):
+          return
+        if self._due(commit.round):
+          self.evaluate_newest()
+      except ExchangeRefused:
+        raise
+      except ExchangeError as error:
+        logger.warning("the evaluator looks again: %s", error)
       setup.interrupt.wait(_POLL_S)
 
   def _due(self, t: int) -> bool:
@@ -136,8 +150,7 @@ class _Evaluator:
 
   def evaluate_learners(self, of: str) -> None:
     """One learner's newest checkpoint, or (mean) that of all who have one."""
-    count = self._setup.config.learners.count
-    learners = range(count) if of == MEAN else [int(of.removeprefix(LEARNER))]
+    learners = self._learners() if of == MEAN else [int(of[len(LEARNER) :])]
     restored = {i: self._checkpoint(i) for i in learners}
     found = {i: item for i, item in restored.items() if item is not None}
     if not found:
@@ -159,8 +172,20 @@ class _Evaluator:
     about["samples"] = [i.position["next_sample"] for i in found.values()]
     self._record(params, about)
 
+  def _learners(self) -> list[int]:
+    """Those of the config, and who has joined from this workdir besides."""
+    config = self._setup.config
+    joined = range(config.learners.count, config.data.shards)
+    return [
+      *range(config.learners.count),
+      *(i for i in joined if self._folder(i).is_dir()),
+    ]
+
+  def _folder(self, learner: int) -> pathlib.Path:
+    return self._setup.workdir / "checkpoints" / f"learner-{learner}"
+
   def _checkpoint(self, learner: int) -> Restored | None:
-    folder = self._setup.workdir / "checkpoints" / f"learner-{learner}"
+    folder = self._folder(learner)
     if not folder.is_dir():
       return None
     for _ in range(_TRIES):

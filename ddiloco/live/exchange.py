@@ -12,13 +12,15 @@ import random
 import re
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
 import tensorstore as ts
 
-from ddiloco.engine.ports import ExchangeError, Item
+from ddiloco.engine.ports import ExchangeError, ExchangeRefused, Item
+from ddiloco.live import store_errors, stores
+from ddiloco.live.store_errors import Remedy
+from ddiloco.live.stores import Locks, Place
 
 KEY_LENGTH_MAX = 512
 SEGMENT_LENGTH_MAX = 200  # File names end at 255, less a lock file's suffix.
@@ -35,40 +37,9 @@ _ABSENT = b"\x02"
 # next value into it without truncating: a shorter value would get the tail of
 # the old one. So every object begins with the length of its value.
 _HEADER_BYTES = 8
+_NONCE_BYTES = 8
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
-_FORMS = (
-  "a directory, file:///directory, gs://bucket/prefix, s3://bucket/prefix or"
-  " memory://name (one process only)"
-)
-
-# The exchange alone retries: a driver that repeats a conditional write whose
-# reply was lost would report our own success as somebody else's.
-_NO_RETRIES = {"max_retries": 0}
-_CONTEXT = ts.Context(
-  {"gcs_request_retries": _NO_RETRIES, "s3_request_retries": _NO_RETRIES}
-)
-
-# TensorStore has no error classes: the status code opens the message, and an
-# INVALID_ARGUMENT has none.
-_CODE = re.compile(r"([A-Z_]+): ")
-_ERRNO = re.compile(r"os_error_code='(\d+)'")
-_STORE_ERRORS = (ValueError, OSError, RuntimeError, LookupError)
-_TRANSIENT_CODES = frozenset(
-  {
-    "ABORTED",  # What gs and s3 say when a server or the network failed.
-    "CANCELLED",
-    "DATA_LOSS",
-    "DEADLINE_EXCEEDED",
-    "INTERNAL",
-    "RESOURCE_EXHAUSTED",  # A full disk, too many requests.
-    "UNAUTHENTICATED",  # A token that expired; the next try fetches another.
-    "UNAVAILABLE",
-    "UNKNOWN",  # EIO among others.
-  }
-)
-# Failures of a directory that another process cleans or unmounts meanwhile.
-_TRANSIENT_ERRNOS = frozenset({"2", "16", "39"})  # ENOENT, EBUSY, ENOTEMPTY
 
 
 class TensorStoreExchange:
@@ -84,6 +55,8 @@ class TensorStoreExchange:
     *,
     deadline_s: float = 30.0,
     interrupt: threading.Event | None = None,
+    file_locking: str = "os",
+    file_sync: str = "durable",
   ):
     """Opens the store.
 
@@ -91,9 +64,11 @@ class TensorStoreExchange:
       url: A directory, `file://`, `gs://`, `s3://` or `memory://` URL.
       deadline_s: Within which every operation returns or raises.
       interrupt: Once set, operations are still tried, but not again.
+      file_locking: How files are locked: os | lockfile.
+      file_sync: Which writes of files are forced to disk: durable | all | none.
 
     Raises:
-      ValueError: The URL names no store, or the deadline is not positive.
+      ValueError: The URL names no store, or an option is out of bounds.
     """
     if not deadline_s > 0:
       raise ValueError(f"deadline_s is {deadline_s}; it must be positive")
@@ -101,8 +76,11 @@ class TensorStoreExchange:
     self._deadline_s = deadline_s
     self._interrupt = interrupt or threading.Event()
     self._jitter = random.Random()
-    self._directory = _directory(url)
-    self._stores = _open(url, self._directory)
+    self._address = stores.parse(url, file_locking, file_sync)
+    directory = self._address.directory
+    self._place = Place(directory) if directory else None
+    self._locks = Locks(directory) if file_locking == "lockfile" else None
+    self._stores = self._address.open()
 
   def put(self, key: str, value: bytes, *, durable: bool = False) -> None:
     """Writes an object; `durable` survives a crash of the machine."""
@@ -121,7 +99,7 @@ class TensorStoreExchange:
     operation = _Operation(self, "put_if_absent", key)
     if operation.write(value, if_equal=_ABSENT, durable=durable):
       return True
-    item = operation.read()
+    item = operation.read_back()
     return item is not None and item.value == value
 
   def compare_and_swap(
@@ -129,19 +107,21 @@ class TensorStoreExchange:
   ) -> bytes | None:
     """Replaces an object of that generation (None: absent).
 
-    Returns the new generation, or None if somebody else was faster. After a
-    failed try, an object with the same bytes counts as the caller's: values
-    must carry a nonce. For keys that change rarely: where file times are
-    coarse (Linux before 6.13), writes within a few milliseconds may share a
-    generation.
+    Returns the new generation, or None if somebody else was faster. An object
+    with the same bytes counts as the caller's, since a write may succeed and
+    yet be reported as failed: values must carry a nonce. For keys that change
+    rarely: where file times are coarse (Linux before 6.13), writes within a
+    few milliseconds may share a generation.
     """
     _check_key(key)
     assert generation != b"", "the empty generation would overwrite anything"
     operation = _Operation(self, "compare_and_swap", key)
     written = operation.write(value, if_equal=generation or _ABSENT)
-    if written or operation.tries == 1:
-      return written or None
-    item = operation.read()
+    if written:
+      return written
+    # After one try, too: on a connection that breaks, libcurl sends a request
+    # again by itself, and the second one finds what the first has written.
+    item = operation.read_back()
     return item.generation if item and item.value == value else None
 
   def get(self, key: str) -> Item | None:
@@ -155,11 +135,7 @@ class TensorStoreExchange:
     Names that cannot be keys (other programs' files) are left out.
     """
     _check_prefix(prefix)
-    keys = _Operation(self, "list", prefix).run(
-      lambda store: store.list(_range(prefix))
-    )
-    names = (key.decode(errors="replace") for key in keys)
-    return sorted(name for name in names if not _fault_of(name))
+    return _Operation(self, "list", prefix).names()
 
   def delete(self, key: str) -> None:
     """Deletes an object; an absent one is no error."""
@@ -178,18 +154,29 @@ class TensorStoreExchange:
     if not prefix:
       raise ValueError("delete_prefix('') would delete the whole exchange")
     _check_prefix(prefix)
-    _Operation(self, "delete_prefix", prefix).run(
-      lambda store: store.delete_range(_range(prefix))
-    )
-    if self._directory and prefix.endswith("/"):
+    operation = _Operation(self, "delete_prefix", prefix)
+    if self._address.is_remote:
+      # As the driver does, but only what we have seen to have the prefix: some
+      # servers list everything.
+      names = operation.names()
+      operation.run(lambda store: _All([store.write(n, None) for n in names]))
+      return
+    operation.run(lambda store: store.delete_range(_range(prefix)))
+    directory = self._address.directory
+    if directory and prefix.endswith("/"):
       # The file driver removes the directories below this one only. One that a
       # new object is in stays; a writer that it vanishes under tries again.
       with contextlib.suppress(OSError):
-        os.rmdir(os.path.join(self._directory, prefix))
+        os.rmdir(os.path.join(directory, prefix))
 
   def close(self) -> None:
     """Refuses further operations; those under way end as they would."""
     self._stores = None
+
+  def _renew(self) -> None:
+    """Opens the store anew, with whatever credentials there are now."""
+    if self._stores is not None:
+      self._stores = self._address.open()
 
 
 class _Operation:
@@ -202,9 +189,7 @@ class _Operation:
     self._key = key
     self._start_s = time.monotonic()
     self._deadline_s = self._start_s + exchange._deadline_s
-    if exchange._stores is None:
-      raise self._error("the exchange is closed")
-    self._fast, self._durable = exchange._stores
+    self._renewed = False
 
   def write(
     self,
@@ -216,110 +201,115 @@ class _Operation:
     """Returns the new generation; empty if the condition did not hold."""
     assert if_equal != b"", "the empty generation would overwrite anything"
     framed = len(value).to_bytes(_HEADER_BYTES, "little") + value
+    if self._exchange._address.is_remote:
+      # To S3 a generation is a digest: a value that comes back would be taken
+      # for one that never went away.
+      framed += os.urandom(_NONCE_BYTES)
     stamp = self.run(
       lambda store: store.write(self._key, framed, if_equal=if_equal), durable
     )
+    if self._exchange._place:
+      self._exchange._place.hold()  # the first write has made it
     return stamp.generation
 
   def read(self) -> Item | None:
     """Returns the object, or None if there is none."""
     result = self.run(lambda store: store.read(self._key))
-    if result.state == "value":
-      framed = result.value
-      end = _HEADER_BYTES + int.from_bytes(framed[:_HEADER_BYTES], "little")
-      return Item(framed[_HEADER_BYTES:end], result.stamp.generation)
-    # The file driver finds nothing, rather than an error, below a file.
-    directory = self._exchange._directory
-    if directory and not os.path.isdir(directory):
-      if os.path.lexists(directory):
-        raise self._error(f"{directory} is not a directory")
-    return None
+    if result.state != "value":
+      return None
+    framed = result.value
+    end = _HEADER_BYTES + int.from_bytes(framed[:_HEADER_BYTES], "little")
+    return Item(framed[_HEADER_BYTES:end], result.stamp.generation)
+
+  def read_back(self) -> Item | None:
+    """What is there instead, after a write whose condition did not hold."""
+    item = self.read()
+    if item is None:
+      # Of a bucket that is gone, S3 says so to a listing only.
+      self.run(lambda store: store.list(_range(self._key)))
+    return item
+
+  def names(self) -> list[str]:
+    """Returns the keys that start with the operation's, sorted."""
+    found = self.run(lambda store: store.list(_range(self._key)))
+    names = (key.decode(errors="replace") for key in found)
+    return sorted(
+      name
+      for name in names
+      if name.startswith(self._key) and not _fault_of(name)
+    )
 
   def run(
-    self, start: Callable[[ts.KvStore], ts.Future], durable: bool = False
+    self, start: Callable[[ts.KvStore], Any], durable: bool = False
   ) -> Any:
-    """Returns the future's result, retrying until the deadline."""
-    store = self._durable if durable else self._fast
+    """Returns the started future's result, retrying until the deadline."""
     while True:
+      pair = self._exchange._stores
+      if pair is None:
+        raise self._error("the exchange is closed")
       self.tries += 1
+      place = self._exchange._place
+      if place and (fault := place.fault()):
+        raise self._refusal(fault)
       left_s = max(0.0, self._deadline_s - time.monotonic())
       try:
         # Giving up drops the future, which cancels what has not begun.
-        return start(store).result(timeout=left_s)
+        return start(pair[durable]).result(timeout=left_s)
       except TimeoutError as error:
         raise self._error("no reply") from error
-      except _STORE_ERRORS as error:
-        if not _is_transient(str(error)):
-          raise self._error(f"{error} (retrying cannot help)") from error
-        self._back_off(error)
+      except store_errors.STORE_ERRORS as error:
+        self._heal(str(error))
 
-  def _back_off(self, error: Exception) -> None:
+  def _heal(self, message: str) -> None:
+    """Does what may help before the next try; raises if nothing does."""
+    exchange, remedy = self._exchange, store_errors.remedy(message)
+    if remedy is Remedy.RENEW_ONCE:
+      again = exchange._address.is_remote and not self._renewed
+      remedy, self._renewed = Remedy.RENEW if again else Remedy.NONE, True
+    text = store_errors.readable(message)
+    if remedy is Remedy.NONE:
+      raise self._refusal(f"{text} (retrying cannot help)")
+    if remedy is Remedy.RENEW:
+      exchange._renew()
+    if exchange._locks and store_errors.is_held_lock(message):
+      exchange._locks.break_if_stale(self._key)
+    self._back_off(text)
+
+  def _back_off(self, cause: str) -> None:
     """Waits before the next try; raises if there must be none."""
     ceiling_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2.0 ** min(self.tries, 9))
     # Jitter, or the actors that failed together would return together.
     delay_s = ceiling_s * self._exchange._jitter.uniform(0.5, 1.0)
     if time.monotonic() + delay_s >= self._deadline_s:
-      raise self._error(str(error)) from error
+      raise self._error(cause)
     if self._exchange._interrupt.wait(delay_s):
-      raise self._error(f"{error} (interrupted)") from error
+      raise self._error(f"{cause} (interrupted)")
 
   def _error(self, cause: str) -> ExchangeError:
+    return ExchangeError(self._message(cause))
+
+  def _refusal(self, cause: str) -> ExchangeRefused:
+    return ExchangeRefused(self._message(cause))
+
+  def _message(self, cause: str) -> str:
     elapsed_s = time.monotonic() - self._start_s
-    return ExchangeError(
+    return (
       f"{self._name} of {self._key!r} in {self._exchange.url} failed after"
       f" {self.tries} tries in {elapsed_s:.1f} s: {cause}"
     )
 
 
-def _is_transient(message: str) -> bool:
-  errno = _ERRNO.search(message)
-  if errno and errno[1] in _TRANSIENT_ERRNOS:
-    return True
-  code = _CODE.match(message)
-  return code is not None and code[1] in _TRANSIENT_CODES
+class _All:
+  """Several futures as one."""
 
+  def __init__(self, futures: list[ts.Future]):
+    self._futures = futures
 
-def _directory(url: str) -> str | None:
-  """The absolute directory that the URL names, if it names one."""
-  scheme, separator, path = url.partition("://")
-  if separator and scheme in ("gs", "s3", "memory"):
-    return None
-  if separator and scheme == "file":
-    if not path.startswith("/") or "?" in path or "#" in path:
-      raise ValueError(
-        f"{url!r} names no local directory; write file:///directory"
-      )
-    path = urllib.parse.unquote(path)
-  elif separator or not url or re.match(r"(file|gs|s3|memory):", url):
-    raise ValueError(f"{url!r} names no exchange; use {_FORMS}")
-  else:
-    path = url
-  return os.path.abspath(path)
-
-
-def _open(url: str, directory: str | None) -> tuple[ts.KvStore, ts.KvStore]:
-  """The store, and the same one with writes forced to disk."""
-  if directory:
-    path = directory.rstrip("/") + "/"
-    specs = [
-      {"driver": "file", "path": path, "file_io_sync": sync}
-      for sync in (False, True)
-    ]
-    fast, durable = (
-      ts.KvStore.open(spec, context=_CONTEXT).result() for spec in specs
-    )
-    return fast, durable
-  scheme, _, rest = url.partition("://")
-  path = rest.rstrip("/")
-  try:
-    store = ts.KvStore.open(
-      f"{scheme}://{path}/" if path else f"{scheme}://", context=_CONTEXT
-    ).result()
-  except ValueError as error:
-    raise ValueError(
-      f"{url!r} names no exchange ({error}); use {_FORMS}"
-    ) from error
-  return store, store
+  def result(self, timeout: float) -> None:
+    """Waits for all of them; raises what one of them raises."""
+    end_s = time.monotonic() + timeout
+    for future in self._futures:
+      future.result(timeout=max(0.0, end_s - time.monotonic()))
 
 
 def _fault_of(key: str) -> str:

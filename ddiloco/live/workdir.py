@@ -6,8 +6,10 @@ import pathlib
 from typing import IO, Any
 
 from ddiloco import config as config_lib
-from ddiloco.config import Config, ConfigError
+from ddiloco.config import Config, ConfigError, LiveConfig
 from ddiloco.engine.ports import ExchangeError
+from ddiloco.engine.sealing import RunKey, SealedExchange
+from ddiloco.live import store_check, store_errors
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.protocol import keys, messages, wire
 
@@ -20,17 +22,71 @@ def exchange_url(workdir: pathlib.Path, url: str) -> str:
   return url or str(workdir.absolute() / "exchange")
 
 
-def open_exchange(url: str, **options: Any) -> TensorStoreExchange:
-  """Opens an exchange; `ConfigError` if the URL names none."""
+def open_exchange(
+  url: str, key: RunKey | None = None, **options: Any
+) -> SealedExchange:
+  """Opens an exchange, as a run with that key; `ConfigError` if it is none."""
   if url.startswith("memory:"):
     raise ConfigError(
       f"--exchange={url} exists inside one process only, and a run has "
       "several: use a directory, file://, gs:// or s3://."
     )
   try:
-    return TensorStoreExchange(url, **options)
+    store = TensorStoreExchange(url, **options)
   except ValueError as error:
     raise ConfigError(f"--exchange: {error}") from error
+  return SealedExchange(store, key, url)
+
+
+def store_options(live: LiveConfig) -> dict[str, Any]:
+  """How a process that takes part in a run opens the exchange."""
+  return {
+    "deadline_s": live.store_deadline_s,
+    "file_locking": live.file_locking,
+    "file_sync": live.file_sync,
+  }
+
+
+def check_exchange(exchange: SealedExchange, live: LiveConfig) -> None:
+  """Refuses a store that a run would not be safe in, before there is one.
+
+  Raises `ConfigError` with what it did wrong and what to try.
+  """
+  if exchange.get(keys.commit(0)) is not None:
+    return
+  url = exchange.url
+  one, other = (
+    TensorStoreExchange(url, **store_options(live)) for _ in range(2)
+  )
+  try:
+    fault = store_check.fault_of(one, other)
+  except ExchangeError as error:
+    if store_errors.cannot_lock(str(error)):
+      fault = f"files there cannot be locked ({error})"
+    else:
+      raise ConfigError(f"--exchange cannot be used: {error}") from error
+  finally:
+    one.close()
+    other.close()
+  if not fault:
+    return
+  if "://" in url and not url.startswith("file:"):
+    remedy = (
+      "Its server does not keep conditional writes, without which two syncers "
+      "could commit the same round. Use a store that does"
+    )
+  elif live.file_locking == "os":
+    remedy = (
+      "Locks do not work on this file system, and without them two syncers "
+      "could commit the same round. Try --config.live.file_locking=lockfile, "
+      "or a directory on another file system"
+    )
+  else:
+    remedy = (
+      "Lock files do not work on this file system either: use a directory on "
+      "another one, or a bucket"
+    )
+  raise ConfigError(f"--exchange={url} is not safe: {fault}. {remedy}.")
 
 
 def lock(workdir: pathlib.Path) -> IO[str]:
@@ -47,7 +103,7 @@ def lock(workdir: pathlib.Path) -> IO[str]:
   return file
 
 
-def has_run(exchange: TensorStoreExchange) -> bool:
+def has_run(exchange: SealedExchange) -> bool:
   """Whether a run was started here.
 
   Raises `ConfigError` if one cannot even look, or nobody can go on with it.

@@ -9,8 +9,16 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.engine.actor import Actor, Lane, Plane, Work
-from ddiloco.engine.ports import Call, ExchangeError, Ready
+from ddiloco.engine.ports import (
+  Call,
+  DamagedRun,
+  ExchangeError,
+  ExchangeRefused,
+  Ready,
+)
+from ddiloco.live import steady
 from ddiloco.live.driver import Driver, Pace, run_job
+from ddiloco.protocol import keys
 from ddiloco.types import SECOND_NS
 
 DEADLINE_S = 60.0  # Far above what anything here takes.
@@ -318,6 +326,7 @@ def test_only_compute_is_slowed_down(monkeypatch, slowdown, waits):
     return [Work(lane, job(str(lane))) for lane in Lane]
 
   driver = make_driver(script, until=(), slowdown=slowdown)
+  driver._threads.clear()  # of those, one waits as well
   waited = []
   wait = driver.stopped.wait
   monkeypatch.setattr(
@@ -357,6 +366,147 @@ def test_run_job_answers_requests_and_throws_errors_into_the_job():
   assert run_job(plain(), store) is None and store == {"k": b"v"}
   with pytest.raises(ExchangeError):
     run_job(plain(), Away())
+
+
+# An exchange that is away, refuses, or has lost the run.
+
+
+class Flaky(Store):
+  """Fails a number of times, and counts."""
+
+  def __init__(self, fails, error=ExchangeError):
+    super().__init__()
+    self.fails, self.error, self.tries = fails, error, 0
+
+  def put(self, key, value, *, durable=False):
+    self.tries += 1
+    if self.tries <= self.fails:
+      raise self.error("away")
+    self[key] = value
+
+
+def write(what, *, vital):
+  try:
+    yield Call("put", (what, b""), vital=vital)
+  except ExchangeRefused:
+    raise
+  except ExchangeError:
+    return Note(0, f"no {what}")
+  return Note(0, what)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+  monkeypatch.setattr(steady, "_PAUSE_S", 0.001)
+  monkeypatch.setattr(steady, "_WATCH_EVERY_S", 0.001)
+
+
+def test_vital_requests_outlast_an_outage_and_keep_their_order(
+  no_pauses, caplog
+):
+  store = Flaky(20)
+
+  def script(event):
+    if event.what != "go":
+      return []
+    return [Work(Lane.ORDERED, write(name, vital=True)) for name in "abc"]
+
+  driver = make_driver(script, until={"c"}, store=store)
+  driver._threads.clear()
+  with caplog.at_level("INFO", "ddiloco"):
+    assert driver.run(Note(0, "go")).seen == ["go", "a", "b", "c"]
+  assert list(store)[:3] == ["a", "b", "c"]
+  said = [record.message for record in caplog.records]
+  assert sum("the exchange has been away" in line for line in said) == 1
+  assert sum("the exchange is back: put" in line for line in said) == 1
+
+
+def test_other_requests_fail_as_their_jobs_say(no_pauses):
+  store = Flaky(1)
+
+  def script(event):
+    done = event.what != "go"
+    return [] if done else [Work(Lane.ORDERED, write("a", vital=False))]
+
+  driver = make_driver(script, until={"no a"}, store=store)
+  driver._threads.clear()
+  assert driver.run(Note(0, "go")).seen == ["go", "no a"]
+  assert "a" not in store
+
+
+def test_a_life_that_is_asked_to_stop_leaves_a_store_that_is_away(no_pauses):
+  store = Flaky(10**9)
+
+  def script(event):
+    if event.what != "go":
+      return []
+    return [Work(Lane.ORDERED, write("a", vital=True))]
+
+  driver = make_driver(script, until={"stop"}, store=store)
+  driver._threads.clear()
+
+  def stop():
+    while store.tries < 5 and not driver.stopped.wait(0.001):
+      pass
+    driver.request_stop("SIGTERM")
+
+  driver.background("stop", stop)
+  state = driver.run(Note(0, "go"))
+  assert state.done and state.seen == ["go", "stop"] and "a" not in store
+
+
+@pytest.mark.parametrize("vital", [False, True])
+def test_a_refusal_ends_the_life_whatever_its_job_says(no_pauses, vital):
+  store = Flaky(10**9, ExchangeRefused)
+
+  def patient():
+    try:
+      yield Call("put", ("a", b""), vital=vital)
+    except ExchangeError:
+      return Note(0, "trains on")
+
+  def script(event):
+    return [Work(Lane.ORDERED, patient())] if event.what == "go" else []
+
+  driver = make_driver(script, until=(), store=store)
+  driver._threads.clear()
+  with pytest.raises(ExchangeRefused, match="away"):
+    driver.run(Note(0, "go"))
+
+
+def test_a_run_that_is_gone_ends_the_life_and_nothing_more_is_written(
+  no_pauses,
+):
+  class Emptied(Store):
+    def __init__(self):
+      super().__init__()
+      self.looks = 0
+
+    def get(self, key):
+      assert key == keys.commit(0)
+      self.looks += 1
+      return b"there" if self.looks < 3 else None
+
+  store, tape = Emptied(), Tape()
+  driver = make_driver(lambda event: [], until=(), store=store, tape=tape)
+  with pytest.raises(DamagedRun, match="is missing.*a new --workdir"):
+    driver.run(Note(0, "go"))
+  assert store.looks == 3 and store == {} and tape.flushes > 0
+
+
+def test_a_store_that_is_away_has_not_lost_the_run(no_pauses):
+  class Away(Store):
+    looks = 0
+
+    def get(self, key):
+      self.looks += 1
+      if self.looks < 4:
+        raise ExchangeError("away")
+      driver.post(Note(0, "end"))
+      return b"there"
+
+  driver = make_driver(lambda event: [], until={"end"}, store=Away())
+  assert driver.run(Note(0, "go")).done
 
 
 def test_pace_follows_what_it_waits_for(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 
 import jax
@@ -94,6 +95,20 @@ def test_the_mean_is_that_of_the_learners_who_have_saved(world, caplog):
   assert line["loss"] == pytest.approx(expected, rel=1e-6)
   single = [evaluate(world, of=f"learner:{i}")[0]["loss"] for i in (0, 2)]
   assert all(abs(line["loss"] - loss) > 1e-6 for loss in single)
+
+
+def test_who_has_joined_unplanned_is_evaluated_too(world):
+  workdir, _, _ = world
+  joined = workdir / "checkpoints/learner-3"
+  shutil.copytree(workdir / "checkpoints/learner-2", joined)
+  try:
+    (own,), (mean,) = (
+      evaluate(world, of="learner:3"),
+      evaluate(world, of="mean"),
+    )
+  finally:
+    shutil.rmtree(joined)
+  assert own["learners"] == [3] and mean["learners"] == [0, 2, 3]
 
 
 def test_a_learner_without_a_checkpoint_is_refused(world):

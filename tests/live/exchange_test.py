@@ -1,6 +1,5 @@
 """The exchange: one contract over every store, races, kills and failures."""
 
-import itertools
 import os
 import pathlib
 import subprocess
@@ -14,27 +13,35 @@ import tensorstore as ts
 from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
-from ddiloco.engine.ports import ExchangeError
+from ddiloco.engine.ports import ExchangeError, ExchangeRefused
+from ddiloco.live import stores as files
 from ddiloco.live.exchange import TensorStoreExchange
+from tests.live import stores
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHILD_DEADLINE_S = 60  # Far above what a child needs, on a busy machine too.
-_names = itertools.count()
+
+
+@pytest.fixture(params=["memory", "file", "lockfile", "s3"])
+def exchange(request, tmp_path):
+  """Every kind of store that can do all that a run needs."""
+  return _open_new(request.param, tmp_path / "exchange")
+
+
+@pytest.fixture(params=["memory", "file", "lockfile", "s3", "gs"])
+def plain(request, tmp_path):
+  """Also the emulator of gs, which ignores every write's condition."""
+  return _open_new(request.param, tmp_path / "exchange")
 
 
 def _open_new(kind, directory):
   """A store that no other test has seen."""
-  if kind == "memory":
-    return TensorStoreExchange(f"memory://test{next(_names)}/")
-  return TensorStoreExchange(str(directory))
+  options = {"file_locking": kind} if kind == "lockfile" else {}
+  return TensorStoreExchange(stores.new_url(kind, directory), **options)
 
 
-@pytest.fixture(params=["memory", "file"])
-def exchange(request, tmp_path):
-  return _open_new(request.param, tmp_path / "exchange")
-
-
-def test_what_is_put_is_read(exchange):
+def test_what_is_put_is_read(plain):
+  exchange = plain
   assert exchange.get("a/b") is None
   for value in (b"one", b"", bytes(range(256)) * 40):
     for durable in (False, True):
@@ -60,7 +67,8 @@ def test_only_the_first_create_wins(exchange):
 def test_swaps_need_the_current_generation(exchange):
   first = exchange.compare_and_swap("k", b"1", None)
   assert first == exchange.get("k").generation
-  assert exchange.compare_and_swap("k", b"1", None) is None
+  assert exchange.compare_and_swap("k", b"other", None) is None
+  assert exchange.compare_and_swap("k", b"1", None) == first, "it is ours"
   second = exchange.compare_and_swap("k", b"2", first)
   assert second == exchange.get("k").generation != first
   assert exchange.compare_and_swap("k", b"3", first) is None
@@ -71,7 +79,8 @@ def test_swaps_need_the_current_generation(exchange):
     exchange.compare_and_swap("k", b"3", b"")
 
 
-def test_listing_and_deleting_by_prefix(exchange):
+def test_listing_and_deleting_by_prefix(plain):
+  exchange = plain
   for key in ("a/1/x", "a/10/x", "a/2/x", "a/2/y-1", "b"):
     exchange.put(key, b"")
   assert exchange.list("") == ["a/1/x", "a/10/x", "a/2/x", "a/2/y-1", "b"]
@@ -216,12 +225,14 @@ class _AgainstDict(stateful.RuleBasedStateMachine):
     assert self.exchange.list(prefix) == expected
 
 
-@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("kind", ["memory", "file", "lockfile", "s3"])
 def test_any_history_matches_a_dict(kind):
   machine = type(f"_{kind}", (_AgainstDict,), {"kind": kind})
   stateful.run_state_machine_as_test(
     machine,
-    settings=settings(max_examples=25, stateful_step_count=30),
+    settings=settings(
+      max_examples=5 if kind == "s3" else 25, stateful_step_count=30
+    ),
   )
 
 
@@ -229,11 +240,11 @@ def test_any_history_matches_a_dict(kind):
 # TensorStore aborts a process that forks.
 
 
-def _start(program, *args):
+def _start(program, *args, locking="os"):
   prelude = (
     "import sys\n"
     "from ddiloco.live.exchange import TensorStoreExchange\n"
-    "exchange = TensorStoreExchange(sys.argv[1])\n"
+    f"exchange = TensorStoreExchange(sys.argv[1], file_locking={locking!r})\n"
   )
   return subprocess.Popen(
     [sys.executable, "-c", prelude + program, *map(str, args)],
@@ -259,42 +270,51 @@ def _wait_until(condition, child):
 
 
 @pytest.mark.live
-def test_racing_processes_create_each_object_once(tmp_path):
-  race = """
+@pytest.mark.parametrize("kind, each", [("file", 200), ("s3", 40)])
+def test_racing_processes_create_each_object_once(tmp_path, kind, each):
+  race = f"""
 me = sys.argv[2]
 exchange.put("ready/" + me, b"")
 while exchange.get("go") is None:
   pass
-for i in range(200):
-  if exchange.put_if_absent(f"k/{i}", me.encode()):
+for i in range({each}):
+  if exchange.put_if_absent(f"k/{{i}}", me.encode()):
     print(i)
 """
-  children = [_start(race, tmp_path, i) for i in range(3)]
-  exchange = TensorStoreExchange(str(tmp_path))
+  url = stores.new_url(kind, tmp_path)
+  children = [_start(race, url, i) for i in range(3)]
+  exchange = TensorStoreExchange(url)
   _wait_until(lambda: len(exchange.list("ready/")) == 3, children[0])
   exchange.put("go", b"")
   winners = {}
   for me, child in enumerate(children):
     for key in map(int, _output(child).split()):
       assert winners.setdefault(key, me) == me, "two winners"
-  assert sorted(winners) == list(range(200))
+  assert sorted(winners) == list(range(each))
   for key, me in winners.items():
     assert exchange.get(f"k/{key}").value == b"%d" % me
 
 
 @pytest.mark.live
-def test_racing_swaps_lose_no_increment(tmp_path):
-  count = """
-exchange.put_if_absent("n", b"0")
+@pytest.mark.parametrize(
+  "kind, each", [("file", 100), ("lockfile", 30), ("s3", 30)]
+)
+def test_racing_swaps_lose_no_increment(tmp_path, kind, each):
+  count = f"""
+me = sys.argv[2].encode()
+exchange.put_if_absent("n", b"0 ")
 done = 0
-while done < 100:
+while done < {each}:
   item = exchange.get("n")
-  value = b"%d" % (int(item.value) + 1)
+  value = b"%d %s" % (int(item.value.split(b" ")[0]) + 1, me)
   done += exchange.compare_and_swap("n", value, item.generation) is not None
 """
-  for child in [_start(count, tmp_path) for _ in range(2)]:
+  url = stores.new_url(kind, tmp_path)
+  locking = kind if kind == "lockfile" else "os"
+  for child in [_start(count, url, me, locking=locking) for me in "ab"]:
     _output(child)
-  assert TensorStoreExchange(str(tmp_path)).get("n").value == b"200"
+  value = TensorStoreExchange(url).get("n").value
+  assert value.split(b" ")[0] == b"%d" % (2 * each)
 
 
 @pytest.mark.live
@@ -376,6 +396,101 @@ def test_a_file_in_place_of_the_directory_is_reported_at_once(
   exchange = TensorStoreExchange(str(tmp_path / "file"), deadline_s=3600)
   with pytest.raises(ExchangeError, match=r"of 'a/k' in .* after 1 tries"):
     operation(exchange)
+
+
+def test_a_directory_that_is_gone_is_not_made_anew(tmp_path):
+  path = tmp_path / "exchange"
+  exchange = TensorStoreExchange(str(path), deadline_s=3600)
+  exchange.put("a/k", b"v")
+  path.rename(tmp_path / "aside")
+  operations = (
+    lambda: exchange.put("a/k", b"v"),
+    lambda: exchange.get("a/k"),
+    lambda: exchange.list(""),
+    lambda: exchange.put_if_absent("k", b""),
+    lambda: exchange.delete_prefix("a/"),
+  )
+  for operation in operations:
+    with pytest.raises(ExchangeRefused, match="gone: was it deleted, or unm"):
+      operation()
+  assert not path.exists()
+  path.mkdir()
+  for operation in operations:
+    with pytest.raises(ExchangeRefused, match="is not the directory it was"):
+      operation()
+  assert list(path.iterdir()) == []
+  path.rmdir()
+  (tmp_path / "aside").rename(path)
+  assert exchange.get("a/k").value == b"v", "it was only put aside"
+
+
+def test_a_dead_writers_lock_file_is_waited_out(monkeypatch, tmp_path):
+  monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.05)
+  monkeypatch.setattr(files, "LOCK_STALE_S", 0.3)
+  exchange = TensorStoreExchange(str(tmp_path), file_locking="lockfile")
+  exchange.put("a/k", b"old value")
+  lock = tmp_path / "a" / "k.__lock"
+  lock.write_bytes(b"half of what another wanted to write")
+  started_s = time.monotonic()
+  generation = exchange.get("a/k").generation
+  assert exchange.compare_and_swap("a/k", b"new", generation)
+  assert time.monotonic() - started_s >= 0.3, "not at once"
+  assert exchange.get("a/k").value == b"new"
+  assert [path.name for path in (tmp_path / "a").iterdir()] == ["k"]
+  lock.write_bytes(b"")
+  exchange.delete("a/k")
+  assert exchange.list("") == [] and not lock.exists()
+
+
+def test_a_living_writers_lock_file_is_respected(monkeypatch, tmp_path):
+  monkeypatch.setattr(files, "LOCK_TIMEOUT_S", 0.02)
+  monkeypatch.setattr(files, "LOCK_STALE_S", 0.2)
+  exchange = TensorStoreExchange(
+    str(tmp_path), file_locking="lockfile", deadline_s=1.0
+  )
+  lock = tmp_path / "k.__lock"
+  lock.write_bytes(b"")
+  done = threading.Event()
+
+  def write():
+    while not done.wait(0.02):
+      with open(lock, "ab") as file:
+        file.write(b"x")
+
+  writer = threading.Thread(target=write)
+  writer.start()
+  try:
+    with pytest.raises(ExchangeError, match="Failed to open lock file"):
+      exchange.put("k", b"v")
+    assert lock.exists()
+  finally:
+    done.set()
+    writer.join()
+
+
+@pytest.mark.parametrize("sync", ["durable", "all", "none"])
+def test_what_is_forced_to_disk_is_an_option(tmp_path, sync):
+  exchange = TensorStoreExchange(str(tmp_path), file_sync=sync)
+  exchange.put("k", b"v")
+  exchange.put("d", b"v", durable=True)
+  address = exchange._address
+  forced = [spec["file_io_sync"] for spec in (address.fast, address.durable)]
+  assert (
+    forced
+    == {
+      "durable": [False, True],
+      "all": [True, True],
+      "none": [False, False],
+    }[sync]
+  )
+
+
+@pytest.mark.parametrize(
+  "option", [{"file_locking": "none"}, {"file_sync": "never"}]
+)
+def test_unknown_options_are_refused(option):
+  with pytest.raises(ValueError, match="it must be of"):
+    TensorStoreExchange("x", **option)
 
 
 class _Faulty:
@@ -521,7 +636,8 @@ def test_remote_stores_open_without_network(url):
 @pytest.mark.parametrize(
   "url",
   ["", "ftp://host/x", "http://host/x", "file:relative", "file://host/x"]
-  + ["file:///x?y=1", "gs://", "gs:///x", "s3://b", "gs://bucket/x?y=1"],
+  + ["file:///x?y=1", "gs://", "gs:///x", "gs://bucket/x?y=1"]
+  + ["s3://b", "s3://", "s3:///x", "s3://u@bucket/x", "s3://bucket/x#y"],
 )
 def test_bad_urls_name_the_remedy(url):
   with pytest.raises(ValueError, match=r"use a directory, |write file:///"):

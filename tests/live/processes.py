@@ -60,6 +60,19 @@ def run_flags(workdir: pathlib.Path, **config: Any) -> list[str]:
   ]
 
 
+def run_python(program: str, *args: str, env: dict[str, str]) -> str:
+  """Runs a program to its end, with the project in reach; what it prints."""
+  done = subprocess.run(
+    [sys.executable, "-c", program, *args],
+    env=environment(PYTHONPATH=str(ROOT), **env),
+    stdout=subprocess.PIPE,
+    text=True,
+    timeout=DEADLINE_S,
+    check=True,
+  )
+  return done.stdout
+
+
 def wait_for(what: str, condition: Callable[[], Any], deadline_s: float) -> Any:
   """The first true value of `condition`; fails after the deadline."""
   end_s = time.monotonic() + deadline_s
