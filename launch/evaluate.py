@@ -38,7 +38,7 @@ def main() -> int:
   """Measures held-out loss, or tasks; only reads the exchange."""
   workdir = common.workdir()
   config = common.config(workdir)
-  _check(config.learners.count)
+  _check(config.data.shards)
   command.prepare_jax(1, config.learners.threads, workdir / "cache")
   from ddiloco.live.evaluator import run_evaluator  # imports JAX
 
@@ -46,18 +46,19 @@ def main() -> int:
     config,
     workdir=workdir,
     exchange=common.EXCHANGE.value,
+    run_key=common.run_key(),
     follow=FOLLOW.value,
     of=OF.value,
     measure=_tasks() if TASKS.value else None,
   )
 
 
-def _check(learners: int) -> None:
+def _check(shards: int) -> None:
   of = OF.value
-  if of not in ("syncer", "mean", *(f"learner:{i}" for i in range(learners))):
+  if of not in ("syncer", "mean", *(f"learner:{i}" for i in range(shards))):
     raise ConfigError(
       f"--of={of} is none of this run's: choose syncer, mean, or learner:0 to "
-      f"learner:{learners - 1}."
+      f"learner:{shards - 1}."
     )
   if FOLLOW.value and (TASKS.value or of != "syncer"):
     raise ConfigError(

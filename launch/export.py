@@ -43,6 +43,7 @@ def main() -> int:
     None,
     workdir=workdir,
     exchange=common.EXCHANGE.value,
+    run_key=common.run_key(),
     interrupt=threading.Event(),
   )
   genesis = setup_lib.wait_for_run(setup).genesis

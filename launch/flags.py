@@ -8,6 +8,8 @@ from ml_collections import config_flags
 
 from ddiloco import config as config_lib
 from ddiloco.config import ConfigError
+from ddiloco.engine.sealing import RunKey, SealedExchange
+from ddiloco.live import run_key as run_key_lib
 from ddiloco.live import workdir as workdir_lib
 from ddiloco.lm import weights
 
@@ -23,6 +25,35 @@ EXCHANGE = flags.DEFINE_string(
   "",
   "URL of the exchange (file://, gs://, s3://); default: in the workdir.",
 )
+RUN_KEY_FILE = flags.DEFINE_string(
+  "run_key_file",
+  None,
+  "A file of 32 bytes or more (head -c 32 /dev/urandom > FILE; chmod 600 FILE) "
+  "that all who take part in a run have, and only they. What anybody else puts "
+  "into the exchange is refused. A run keeps the key it was started with.",
+)
+
+
+def run_key() -> RunKey | None:
+  """The run's key, if it has one; `ConfigError` if that is no secret."""
+  path = RUN_KEY_FILE.value
+  return None if path is None else run_key_lib.read(path)
+
+
+def whereabouts(exchange: SealedExchange) -> list[str]:
+  """The flags that bring another process to this exchange, with its key."""
+  found = [f"--exchange={exchange.url}"]
+  if RUN_KEY_FILE.value is not None:
+    found.append(
+      f"--run_key_file={pathlib.Path(RUN_KEY_FILE.value).absolute()}"
+    )
+  return found
+
+
+def open_exchange(workdir: pathlib.Path) -> SealedExchange:
+  """The exchange of a workdir's run, or the one that --exchange names."""
+  url = workdir_lib.exchange_url(workdir, EXCHANGE.value)
+  return workdir_lib.open_exchange(url, run_key())
 
 
 def workdir() -> pathlib.Path:

@@ -1,8 +1,16 @@
-"""Runs one learner: `python -m launch.learner --learner=0 --config=...`."""
+"""Runs one learner, on any machine that sees the run's exchange.
+
+  python -m launch.learner --learner=7 --config=... --workdir=... \
+    [--exchange=URL] [--run_key_file=FILE]
+
+It joins the run that is there, or waits for its start; SIGTERM ends it in good
+order. Numbers from learners.count up to data.shards - 1 are free for learners
+that nobody has planned. Taking a number that is at work replaces that learner.
+"""
 
 from absl import flags
 
-from ddiloco.config import ConfigError, learner_value
+from ddiloco.config import check_learner, learner_value
 from launch import command
 from launch import flags as common
 
@@ -13,11 +21,8 @@ def main() -> int:
   """Joins the run and trains until it ends."""
   workdir, learner = common.workdir(), LEARNER.value
   config = common.config(workdir)
-  if learner >= config.data.shards:
-    raise ConfigError(
-      f"--learner={learner}, but data.shards = {config.data.shards}: learners "
-      f"are numbered from 0 to {config.data.shards - 1}."
-    )
+  check_learner(config, learner)
+  run_key = common.run_key()
   command.prepare_jax(
     learner_value(config.learners.devices, learner),
     config.learners.threads,
@@ -26,7 +31,11 @@ def main() -> int:
   from ddiloco.live.learner import run_learner  # imports JAX
 
   return run_learner(
-    config, learner, workdir=workdir, exchange=common.EXCHANGE.value
+    config,
+    learner,
+    workdir=workdir,
+    exchange=common.EXCHANGE.value,
+    run_key=run_key,
   )
 
 

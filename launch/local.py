@@ -22,8 +22,7 @@ def main() -> int:
   config = common.config(workdir)
   script = faults.script(config, live=True)
   with workdir_lib.lock(workdir):
-    url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
-    exchange = workdir_lib.open_exchange(url)
+    exchange = common.open_exchange(workdir)
     started = workdir_lib.has_run(exchange)
     workdir_lib.settle_config(workdir, config, started=started)
     supervisor = Supervisor(
@@ -31,10 +30,11 @@ def main() -> int:
       script,
       workdir=workdir,
       exchange=exchange,
-      arguments=(f"--workdir={workdir}", f"--exchange={url}"),
+      arguments=(f"--workdir={workdir}", *common.whereabouts(exchange)),
     )
     status = supervisor.run()
-    if supervisor.exit is Exit.USER_ERROR or not workdir_lib.has_run(exchange):
+    nothing = supervisor.exit is Exit.USER_ERROR or supervisor.lost
+    if nothing or not workdir_lib.has_run(exchange):
       return supervisor.exit
     print(report.text(report.write(exchange, workdir)))
     if status is Status.STOPPED:

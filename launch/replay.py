@@ -33,8 +33,7 @@ def main() -> int:
 
   workdir = common.workdir()
   command.write_output(OUTPUT.value, "")  # before the work, not after it
-  url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
-  history = history_lib.load(workdir_lib.open_exchange(url))
+  history = history_lib.load(common.open_exchange(workdir))
   if common.CONFIG.value or (workdir / workdir_lib.RESOLVED).exists():
     config_lib.check_resumable(history.config, common.config(workdir))
   if history.genesis.has_arrays:

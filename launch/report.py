@@ -14,7 +14,6 @@ from launch import flags as common
 
 def main() -> int:
   """Writes the report of the run in --workdir."""
-  from ddiloco.live import workdir as workdir_lib
   from ddiloco.report import summary
 
   if not common.WORKDIR.value:
@@ -25,8 +24,7 @@ def main() -> int:
       f"--workdir={common.WORKDIR.value} is no directory: name that of a run "
       "which has started."
     )
-  url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
-  exchange = workdir_lib.open_exchange(url)
+  exchange = common.open_exchange(workdir)
   try:
     written = summary.write(exchange, workdir)
   except OSError as error:

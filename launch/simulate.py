@@ -32,6 +32,7 @@ HISTORY = flags.DEFINE_string(
 SEED = flags.DEFINE_integer(
   "seed", 0, "Of every chance; the first one of a swarm.", lower_bound=0
 )
+_OF_ONE_RUN = ("faults", "exchange", "run_key_file")
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
   elif COMPUTE.value == "jax" or common.WORKDIR.value:
     _refuse("for one run: it is for a swarm, without --workdir", *swarm.FLAGS)
   else:
-    _refuse("for a swarm: name a --workdir for one run", "faults", "exchange")
+    _refuse("for a swarm: name a --workdir for one run", *_OF_ONE_RUN)
     return swarm.run(SEED.value)
   return _run()
 
@@ -66,12 +67,11 @@ def _run() -> int:
   from ddiloco.sim import follow, train  # import JAX
 
   with workdir_lib.lock(workdir):
-    url = workdir_lib.exchange_url(workdir, common.EXCHANGE.value)
-    store = workdir_lib.open_exchange(url)
+    store = common.open_exchange(workdir)
     if workdir_lib.has_run(store):
       raise ConfigError(
-        f"{url} holds a run already, and a simulation starts a new one: choose "
-        "another --workdir."
+        f"{store.url} holds a run already, and a simulation starts a new one: "
+        "choose another --workdir."
       )
     workdir_lib.settle_config(workdir, config, started=False)
     where = {"workdir": workdir, "store": store}
@@ -82,7 +82,7 @@ def _run() -> int:
       )
     source = pathlib.Path(history)
     url = workdir_lib.exchange_url(source, "")
-    recorded = workdir_lib.open_exchange(url)
+    recorded = workdir_lib.open_exchange(url, common.run_key())
     return follow.follow(config, recorded, source, **where)
 
 

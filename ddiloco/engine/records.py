@@ -104,6 +104,8 @@ def check_object(
   """`ValueError` unless these are the bytes that a record names."""
   if data is None:
     raise ValueError(f"the {what} are gone")
+  if isinstance(data, wire.Unauthentic):
+    raise ValueError(f"the {what} are refused: {data.why}")
   found = wire.sha256(data)
   if (len(data), found) != (size_bytes, sha256):
     raise ValueError(

@@ -6,6 +6,7 @@ from ddiloco.types import Anchor, Refusal
 
 NORMS_KEPT = 15  # of each fragment, for the running median
 NORMS_NEEDED = 5  # before anything is called an outlier
+PARTS_MAX = 256  # of an answer; each is a read
 
 
 def check_header(
@@ -37,6 +38,8 @@ def check_header(
   sizes = [part.bytes for part in header.parts]
   expected = sum(rules.answer_bytes[p] for p in due)
   if sum(sizes) != expected or any(size < 0 for size in sizes):
+    return Refusal.SIZE
+  if len(sizes) > PARTS_MAX:
     return Refusal.SIZE
   for item in header.contributions:
     current = fragments[item.fragment].version

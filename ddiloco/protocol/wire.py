@@ -20,6 +20,13 @@ from ddiloco.types import WIRE_FORMAT, Refusal
 
 MAGIC = b"ddiloco"
 MAX_RECORD_BYTES = 64 * 1024 * 1024
+# Of the records that many write and anybody may have to read: a wrong one must
+# not cost what a commit or a tape may.
+_MAX_BYTES = {
+  "answer": 1024 * 1024,
+  "member": 64 * 1024,
+  "lease": 64 * 1024,
+}
 _ENCODER = json.JSONEncoder(
   sort_keys=True,
   separators=(",", ":"),
@@ -34,6 +41,21 @@ class WireError(ValueError):
   def __init__(self, reason: Refusal, message: str):
     super().__init__(message)
     self.reason = reason
+
+
+class Unauthentic(bytes):
+  """In place of an object that its run's key does not vouch for: no bytes.
+
+  Whoever does not look for it finds an empty object, which is no valid one.
+  """
+
+  why: str  # and what to do about it
+
+  def __new__(cls, why: str) -> "Unauthentic":
+    """Takes what is wrong."""
+    self = super().__new__(cls)
+    self.why = why
+    return self
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -55,10 +77,11 @@ def frame(kind: str, value: Any) -> bytes:
 
 def unframe(kind: str, data: bytes) -> Any:
   """The JSON value of a framed record; `WireError` if anything is off."""
-  if len(data) > MAX_RECORD_BYTES:
-    raise WireError(
-      Refusal.SIZE, f"{kind}: {len(data)} bytes, over {MAX_RECORD_BYTES}"
-    )
+  if isinstance(data, Unauthentic):
+    raise WireError(Refusal.UNAUTHENTIC, data.why)
+  limit = _MAX_BYTES.get(kind, MAX_RECORD_BYTES)
+  if len(data) > limit:
+    raise WireError(Refusal.SIZE, f"{kind}: {len(data)} bytes, over {limit}")
   head, newline, body = data.partition(b"\n")
   fields = head.split(b" ")
   if not newline or len(fields) != 5 or fields[0] != MAGIC:

@@ -183,11 +183,42 @@ def test_every_command_needs_a_workdir_and_a_config(command, tmp_path, module):
     ("4", ["--learner=4", "data.shards = 4", "from 0 to 3"]),
     ("-1", ["--learner=-1"]),
     ("one", ["--learner=one"]),
+    ("40", ["--learner=40", "keeps the shards that it starts with"]),
   ],
 )
 def test_learners_are_numbered_by_shards(command, tmp_path, number, words):
   flags = run_flags(tmp_path / "run")
   assert_user_error(command("learner", *flags, f"--learner={number}"), *words)
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (
+      {"learners_global_batch": 4},
+      ["learners.global_batch = 4", "learners.count = 2"],
+    ),
+    (
+      {"learners_devices": "(1,1,4)"},
+      ["learners.batch_size = 2", "learner 2's mesh", "4 ways"],
+    ),
+    (
+      {
+        "algorithm": "streaming_diloco",
+        "sync_wait": "exact",
+        "sync_apply": "at_overlap",
+        "sync_grace": False,
+      },
+      ["algorithm = 'streaming_diloco'", "learners.count = 2", "nobody else"],
+    ),
+  ],
+  ids=["global batch", "island", "algorithm"],
+)
+def test_a_run_has_no_place_for_an_unplanned_learner(
+  command, tmp_path, changes, words
+):
+  flags = run_flags(tmp_path / "run", **changes)
+  assert_user_error(command("learner", *flags, "--learner=2"), *words)
 
 
 def test_a_report_needs_a_run(command, tmp_path):

@@ -79,6 +79,9 @@ def test_one_defect_one_reason(header, expected):
 def test_parts_may_be_several():
   parts = (PartRef(0, "a"), PartRef(ANSWER_BYTES, "b"))
   assert reason(change(HEADER, parts=(*parts, parts[1]))) is None
+  many = (PartRef(0, "a"),) * (admission.PARTS_MAX - 2)
+  assert reason(change(HEADER, parts=(*parts, parts[1], *many[1:]))) is None
+  assert reason(change(HEADER, parts=(*parts, parts[1], *many))) is Refusal.SIZE
 
 
 def test_no_parts_where_nothing_is_due_to_travel():
