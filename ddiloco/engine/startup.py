@@ -154,6 +154,22 @@ def claim_member(
     before = yield Call("get", (key,))
 
 
+def newer_life(learner: int, incarnation: int) -> Job:
+  """The record of a life that has taken this one's place; None: none has.
+
+  What is no record is nobody's life, and hides none.
+  """
+  while True:
+    incarnation += 1
+    item = yield Call("get", (keys.member(learner, incarnation),))
+    if item is None:
+      return None
+    try:
+      return messages.decode(Member, item.value)
+    except wire.WireError:
+      continue
+
+
 def _last_words(item: Any) -> Member | None:
   try:
     return messages.decode(Member, item.value) if item else None
@@ -168,7 +184,7 @@ def claim_lease(nonce: str, host: str, pid: int, expected: Any) -> Job:
   """
   epoch = 1
   if expected is not None:
-    epoch = messages.decode(Lease, expected.value).epoch + 1
+    epoch = 1 + (yield from _last_epoch(expected.value))
   lease = Lease(epoch, nonce, host, pid, 0)
   generation = yield Call(
     "compare_and_swap",
@@ -179,3 +195,13 @@ def claim_lease(nonce: str, host: str, pid: int, expected: Any) -> Job:
     ),
   )
   return None if generation is None else (lease, generation)
+
+
+def _last_epoch(lease: bytes) -> Job:
+  """Of a lease; if that is garbage, the highest that left a trace."""
+  try:
+    return messages.decode(Lease, lease).epoch
+  except wire.WireError:
+    names = yield Call("list", (keys.syncer_tapes(),))
+    names = [*names, *(yield Call("list", (keys.STATES,)))]
+    return max((e for n in names if (e := keys.epoch(n))), default=0)

@@ -54,7 +54,7 @@ class Journal:
 class Child:
   """A role's process, over all its restarts."""
 
-  name: str  # learner 1 | syncer | evaluator
+  name: str  # learner 1 | syncer | standby 1 | evaluator
   arguments: list[str]
   log: pathlib.Path
   niceness: int = 0
@@ -71,6 +71,11 @@ class Child:
     """The learner's number; None for the other roles."""
     kind, _, number = self.name.partition(" ")
     return int(number) if kind == "learner" else None
+
+  @property
+  def merges(self) -> bool:
+    """Whether it is a syncer, at work or waiting for its turn."""
+    return self.name.partition(" ")[0] in ("syncer", "standby")
 
   @property
   def running(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ddiloco.live.children import Child, Journal
@@ -20,6 +21,7 @@ class _Pending:
   fault: Fault
   begun_s: float | None = None
   pid: int | None = None
+  child: str = ""  # whom it hit; a syncer's place may be a standby's
   evidence: dict[str, Any] = dataclasses.field(default_factory=dict)
   done: bool = False
 
@@ -32,7 +34,11 @@ class FaultRunner:
     faults: tuple[Fault, ...],
     children: dict[str, Child],
     journal: Journal,
+    *,
+    at_work: Callable[[str], str] = lambda actor: actor,
   ):
+    """Takes who an actor of the script is at a given time."""
+    self._at_work = at_work
     self._children, self._journal = children, journal
     # A resumed run does not suffer again what an earlier session proved.
     proved = [
@@ -57,16 +63,16 @@ class FaultRunner:
     for item in self._pending:
       if item.done:
         continue
-      child = self._children[item.fault.actor]
       if item.begun_s is not None:
-        self._go_on(item, child)
+        self._go_on(item, self._children[item.child])
       elif self._due(item.fault, round_):
-        self._start(item, child, round_)
+        item.child = self._at_work(item.fault.actor)
+        self._start(item, self._children[item.child], round_)
 
   def exited(self, name: str, code: int) -> None:
     """A process has ended; a kill is proved by its signal."""
     for item in self._pending:
-      if item.fault.actor != name or item.begun_s is None or item.done:
+      if item.child != name or item.begun_s is None or item.done:
         continue
       if "exit_code" in item.evidence:
         continue  # the end of the process that followed the one it hit
@@ -83,7 +89,7 @@ class FaultRunner:
   def restart_s(self, name: str) -> float | None:
     """When a killed process is to come back, if the script says so."""
     for item in self._pending:
-      kill = item.fault.what == "kill" and item.fault.actor == name
+      kill = item.fault.what == "kill" and item.child == name
       if kill and item.begun_s is not None and not item.done:
         if item.fault.for_ns is not None:
           return item.begun_s + item.fault.for_ns / SECOND_NS
@@ -99,7 +105,7 @@ class FaultRunner:
   def leaves(self, name: str) -> bool:
     """Whether the script has told this process to leave for good."""
     return any(
-      item.fault.what == "stop" and item.fault.actor == name
+      item.fault.what == "stop" and item.child == name
       for item in self._pending
       if item.begun_s is not None
     )

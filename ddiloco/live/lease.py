@@ -8,15 +8,19 @@ from collections.abc import Callable
 
 from ddiloco.config import ConfigError, LiveConfig
 from ddiloco.engine import startup
-from ddiloco.engine.ports import ExchangeError, Item
+from ddiloco.engine.ports import Exchange, ExchangeError, Item
 from ddiloco.live import workplace
 from ddiloco.live.driver import run_job
-from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.log import logger
-from ddiloco.protocol import keys, messages
+from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Lease
 
 _NOBODY = 0  # the process of a lease that was given back
+_LOOKS = 20  # at somebody else's lease, while it lasts
+
+
+class LeaseTaken(ConfigError):
+  """Another syncer is at work."""
 
 
 class HeldLease:
@@ -27,7 +31,7 @@ class HeldLease:
 
   def __init__(
     self,
-    exchange: TensorStoreExchange,
+    exchange: Exchange,
     lease: Lease,
     generation: bytes,
     every_s: float,
@@ -77,51 +81,121 @@ class HeldLease:
       except ExchangeError as error:
         logger.warning("the lease was not renewed: %s", error)
         continue
-      if generation is None:
+      if generation is None and not self._is_ours():
         self.lost = True
         self._lost()
         return
-      self._generation = generation
+      self._generation = generation or self._generation
+
+  def _is_ours(self) -> bool:
+    """Whether it is, after all: a renewal reported as failed had succeeded."""
+    try:
+      item = self._exchange.get(keys.LEASE)
+    except ExchangeError as error:
+      logger.warning("the lease cannot be read: %s", error)
+      return True  # until somebody can be seen to have it
+    if item is None:
+      return False
+    lease = _read(item)
+    if lease is not None and lease.nonce != self._lease.nonce:
+      return False
+    self._generation = item.generation  # garbage is nobody's: written over
+    return True
 
 
 def take_lease(
-  exchange: TensorStoreExchange, live: LiveConfig, interrupt: threading.Event
+  exchange: Exchange,
+  live: LiveConfig,
+  interrupt: threading.Event,
+  *,
+  standby: bool = False,
+  over: Callable[[], bool] = lambda: False,
 ) -> HeldLease | None:
   """Claims the lease, waiting out a holder that may be dead.
 
-  None if interrupted; `ConfigError` if the holder is alive.
+  Only this machine's monotonic clock is asked, and only for how long the lease
+  was seen not to change. Taking it too early costs work, never a commit.
+
+  Args:
+    exchange: where it lies.
+    live: how long it lasts.
+    interrupt: ends the wait.
+    standby: waits for a holder that is alive too, and for a store that is away.
+    over: looked at now and then; true ends the wait.
+
+  Returns:
+    None if the wait was ended.
+
+  Raises:
+    LeaseTaken: the holder is alive.
+    ExchangeError: the store cannot be read.
   """
-  nonce, pid = uuid.uuid4().hex, os.getpid()
-  seen = exchange.get(keys.LEASE)
-  since_s = time.monotonic()
-  while not interrupt.is_set():
-    if seen is None or _is_free(seen, since_s, live):
-      claim = run_job(
-        startup.claim_lease(nonce, workplace.host(), pid, seen), exchange
+  watch = None
+  while not interrupt.is_set() and not over():
+    try:
+      watch = watch or _Watch(exchange, live)
+      if watch.is_free():
+        claim = run_job(
+          startup.claim_lease(
+            uuid.uuid4().hex, workplace.host(), os.getpid(), watch.seen
+          ),
+          exchange,
+        )
+        if claim is not None:
+          return HeldLease(exchange, *claim, live.lease_s / 2)
+      interrupt.wait(live.lease_s / _LOOKS)
+      renewed = watch.look()
+    except ExchangeError as error:
+      if not standby:
+        raise
+      logger.warning("the standby looks again: %s", error)
+      watch = None  # the holder could not renew it either
+      continue
+    if renewed is not None and not standby:
+      raise LeaseTaken(
+        f"a syncer is at work in {exchange.url}: process {renewed.pid} on "
+        f"{renewed.host}, epoch {renewed.epoch}. Stop that one first, or start "
+        "this one with --standby to wait for its end; else use another workdir "
+        "or --exchange."
       )
-      if claim is not None:
-        return HeldLease(exchange, *claim, live.heartbeat_s)
-    interrupt.wait(0.1)
-    now = exchange.get(keys.LEASE)
-    if seen is not None and now is not None and now.value != seen.value:
-      lease = messages.decode(Lease, now.value)
-      raise ConfigError(
-        f"a syncer is at work in {exchange.url}: process {lease.pid} on "
-        f"{lease.host}, epoch {lease.epoch}. One run has one syncer; stop "
-        "that one first, or use another workdir or --exchange."
-      )
-    seen = now
   return None
 
 
-def _is_free(item: Item, since_s: float, live: LiveConfig) -> bool:
-  """Whether the holder is gone, has been silent too long, or is dead."""
-  lease = messages.decode(Lease, item.value)
-  if lease.pid == _NOBODY:
-    return True
-  if lease.host == workplace.host() and not _alive(lease.pid):
-    return True
-  return time.monotonic() - since_s > live.dead_after_s
+class _Watch:
+  """Somebody's lease, and for how long it has not changed."""
+
+  def __init__(self, exchange: Exchange, live: LiveConfig):
+    self._exchange, self._lease_s = exchange, live.lease_s
+    self.seen: Item | None = exchange.get(keys.LEASE)
+    self._since_s = time.monotonic()
+
+  def look(self) -> Lease | None:
+    """Its new content, if its holder has renewed it since the last look."""
+    before, self.seen = self.seen, self._exchange.get(keys.LEASE)
+    if before == self.seen or before is None or self.seen is None:
+      return None
+    self._since_s = time.monotonic()
+    return _read(self.seen)
+
+  def is_free(self) -> bool:
+    """Whether the holder is gone, has been silent too long, or is dead."""
+    if self.seen is None:
+      return True
+    lease = _read(self.seen)
+    if lease is not None and lease.pid == _NOBODY:
+      return True
+    here = lease is not None and lease.host == workplace.host()
+    if here and not _alive(lease.pid):
+      return True
+    return time.monotonic() - self._since_s > self._lease_s
+
+
+def _read(item: Item) -> Lease | None:
+  """None: it is garbage, which its holder will write over if there is one."""
+  try:
+    return messages.decode(Lease, item.value)
+  except wire.WireError:
+    return None
 
 
 def _alive(pid: int) -> bool:

@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from ddiloco.config import Config
 from ddiloco.engine import startup
 from ddiloco.engine.actor import Actor
 from ddiloco.engine.ports import ExchangeError, Job
+from ddiloco.engine.sealing import RunKey
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.syncer_plane import SyncerPlane
 from ddiloco.engine.tape_writer import TapeWriter
@@ -19,8 +21,10 @@ from ddiloco.engine.version import code_version
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
 from ddiloco.live.driver import Driver, Pace, run_job
-from ddiloco.live.lease import take_lease
+from ddiloco.live.lease import LeaseTaken, take_lease
 from ddiloco.live.log import logger
+from ddiloco.live.monitor import Monitor
+from ddiloco.live.workdir import check_exchange
 from ddiloco.protocol import invariants, status, tape
 from ddiloco.protocol import syncer as machine
 from ddiloco.protocol.syncer_types import (
@@ -36,33 +40,88 @@ _SELDOM_S = 0.5
 _QUIET_S = 10.0  # without a commit before the log says why
 
 
-def run_syncer(config: Config, *, workdir: pathlib.Path, exchange: str) -> Exit:
-  """Runs one life of the syncer to its end."""
+def run_syncer(
+  config: Config,
+  *,
+  workdir: pathlib.Path,
+  exchange: str,
+  run_key: RunKey | None = None,
+  standby: bool = False,
+) -> Exit:
+  """Runs the syncer until the run, or this process, is to end.
+
+  A standby waits for the lease, and again once it has lost it.
+  """
   interrupt = threading.Event()
   signal.signal(signal.SIGTERM, lambda number, frame: interrupt.set())
   signal.signal(signal.SIGINT, lambda number, frame: interrupt.set())
   setup = setup_lib.open_setup(
-    config, None, workdir=workdir, exchange=exchange, interrupt=interrupt
+    config,
+    None,
+    workdir=workdir,
+    exchange=exchange,
+    interrupt=interrupt,
+    run_key=run_key,
   )
   check = getattr(setup.program, "check", None)
   if check is not None:
     check()
-  life = _Life(setup)
-  driver = life.open()
-  if driver is None:
-    return Exit.STOPPED
+  check_exchange(setup.exchange, config.live)
+  if standby:
+    _prepare(setup)
+  try:
+    return _lives(setup, standby)
+  finally:
+    setup.exchange.close()
+
+
+def _prepare(setup: setup_lib.Setup) -> None:
+  """What can be done before the lease is there; raises `ConfigError`."""
+  newest = setup.run(startup.find_newest(setup.schedule()))
+  if newest is not None:
+    startup.check_genesis(newest.genesis, setup.config, setup.layout)
+  arrays = SyncerArrays.from_config(setup.config, setup.layout, setup.codec)
+  arrays.initialise(setup_lib.host_leaves(setup.program.params(setup.state)))
+  arrays.warm_up()
+  logger.info("the standby waits for the lease")
+
+
+def _lives(setup: setup_lib.Setup, standby: bool) -> Exit:
+  """One life after the other, until one of them is not to be followed."""
+  reason = ""
+  while True:
+    life = _Life(setup)
+    try:
+      driver = life.open(standby=standby)
+    except LeaseTaken:
+      if not reason:
+        raise
+      return _exit_code(reason)
+    if driver is None:
+      return Exit.STOPPED if setup.interrupt.is_set() else Exit.OK
+    reason = _live(setup, driver, life)
+    # Who overtook may have been the last breath of a syncer that has lost its
+    # lease; if it has not, the next life finds the lease taken.
+    again = (machine.OVERTAKEN, LEASE_LOST) if standby else (machine.OVERTAKEN,)
+    if reason not in again:
+      return _exit_code(reason)
+    logger.warning("life %d of the syncer ends: %s", life.opened.epoch, reason)
+
+
+def _live(setup: setup_lib.Setup, driver: Driver, life: "_Life") -> str:
+  """Runs a life; returns why it ended."""
 
   def stop(number, frame):
-    interrupt.set()
+    setup.interrupt.set()
     driver.request_stop(signal.Signals(number).name)
 
   signal.signal(signal.SIGTERM, stop)
   signal.signal(signal.SIGINT, stop)
-  if interrupt.is_set():
+  if setup.interrupt.is_set():
     driver.request_stop("asked to stop while starting")
   state = driver.run(life.opened)
   life.close()
-  return _exit_code(state.stopping or machine.COMPLETED)
+  return state.stopping or machine.COMPLETED
 
 
 def _exit_code(reason: str) -> Exit:
@@ -85,10 +144,19 @@ class _Life:
     self._plane: SyncerPlane | None = None
     self.opened: Opened | None = None
 
-  def open(self) -> Driver | None:
-    """Takes the lease, then creates the run or goes on with it."""
+  def open(self, *, standby: bool = False) -> Driver | None:
+    """Takes the lease, then creates the run or goes on with it.
+
+    None: asked to stop, or (a standby) the run has ended meanwhile.
+    """
     setup = self._setup
-    self._lease = take_lease(setup.exchange, self._live, setup.interrupt)
+    self._lease = take_lease(
+      setup.exchange,
+      self._live,
+      setup.interrupt,
+      standby=standby,
+      over=self._watch_for_the_end() if standby else lambda: False,
+    )
     if self._lease is None:
       return None
     newest = setup.run(startup.find_newest(setup.schedule()))
@@ -118,7 +186,6 @@ class _Life:
     else:
       setup.run(self._plane.load(newest.commit))
       setup_lib.log_changes(changes, setup.workdir)
-    setup.run(self._plane.sweep_all(newest.commit))
     arrays.warm_up()
     self.opened = Opened(0, epoch, newest.commit, newest.digest)
     logger.info(
@@ -131,10 +198,21 @@ class _Life:
     self._lease.when_lost(lambda: driver.request_stop(LEASE_LOST))
     return driver
 
+  def _watch_for_the_end(self) -> Callable[[], bool]:
+    """Whether the run has ended; asked while somebody else merges."""
+    monitor = Monitor(self._setup.exchange, self._setup.schedule())
+    rules = self._setup.rules("")
+
+    def over() -> bool:
+      monitor.poll()
+      commit = monitor.view.commit
+      return commit is not None and rules.ended(commit.round, commit.tokens)
+
+    return over
+
   def close(self) -> None:
     """Gives the lease back."""
     self._lease.release()
-    self._setup.exchange.close()
 
   def _make_driver(self, rules, writer: TapeWriter) -> Driver:
     telemetry = SyncerTelemetry(self._setup.workdir, rules)
@@ -157,7 +235,12 @@ class _Life:
     self._driver.background("answers", self._poll_answers)
     self._driver.background("members", self._poll_seldom)
     self._driver.background("status", self._explain_silence)
+    # Beside the first rounds: the more there is to list, the longer it takes.
+    self._driver.background("sweep", self._sweep)
     return self._driver
+
+  def _sweep(self) -> None:
+    self._try(self._plane.sweep_all(self.opened.commit))
 
   # --- What to look for -----------------------------------------------------
 

@@ -1,18 +1,22 @@
 """The lease is kept from the claim on, given back, and lost aloud."""
 
+import collections
+import contextlib
 import dataclasses
 import threading
+import time
 
 import pytest
 
 from ddiloco.config import ConfigError, LiveConfig
+from ddiloco.engine.ports import ExchangeError
 from ddiloco.live import workplace
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.lease import take_lease
 from ddiloco.protocol import keys, messages
 from ddiloco.protocol.messages import Lease
 
-LIVE = LiveConfig(heartbeat_s=0.05, dead_after_s=0.5)
+LIVE = LiveConfig(lease_s=0.5)
 DEADLINE_S = 30.0
 
 
@@ -64,7 +68,7 @@ def test_a_silent_holder_elsewhere_is_waited_out(exchange):
 
 def test_a_dead_process_of_this_machine_is_not_waited_for(exchange):
   _plant(exchange, host=workplace.host(), pid=2**22 + 1)  # beyond any pid
-  held = _take(exchange, LiveConfig(heartbeat_s=1.0, dead_after_s=10_000.0))
+  held = _take(exchange, LiveConfig(lease_s=10_000.0))
   assert held.epoch == 8
   held.release()
 
@@ -91,3 +95,132 @@ def test_an_interrupted_wait_takes_nothing(exchange):
   interrupt.set()
   assert take_lease(exchange, LIVE, interrupt) is None
   assert _stored(exchange).epoch == 7
+
+
+def test_garbage_is_waited_out_and_repeats_no_epoch(exchange):
+  exchange.put(keys.LEASE, b"garbage")
+  exchange.put(keys.tape("syncer", 4, 0), b"")
+  exchange.put(keys.params(7, 2, 6), b"")
+  held = _take(exchange)
+  assert held.epoch == 7 == _stored(exchange).epoch
+  held.release()
+
+
+def test_a_holder_writes_over_garbage(exchange):
+  held = _take(exchange)
+  exchange.put(keys.LEASE, b"garbage")
+  _until(lambda: exchange.get(keys.LEASE).value != b"garbage", "not renewed")
+  assert _stored(exchange).epoch == held.epoch and not held.lost
+  held.release()
+
+
+# --- Replies that are lost, and stores that are away -------------------------
+
+
+class Flaky:
+  """An exchange whose next operations, by name, fail after they are done."""
+
+  def __init__(self, exchange):
+    self._exchange, self.url = exchange, exchange.url
+    self.fail, self.failed = {}, collections.Counter()
+
+  def __getattr__(self, name):
+    def operation(*args):
+      result = getattr(self._exchange, name)(*args)
+      if self.fail.get(name, 0):
+        self.fail[name] -= 1
+        self.failed[name] += 1
+        raise ExchangeError("no reply")
+      return result
+
+    return operation
+
+
+def _until(condition, what):
+  end_s = time.monotonic() + DEADLINE_S
+  while not condition():
+    assert time.monotonic() < end_s, what
+    time.sleep(0.01)
+
+
+def test_a_renewal_whose_reply_was_lost_keeps_the_lease(exchange):
+  flaky = Flaky(exchange)
+  held = take_lease(flaky, LIVE, threading.Event())
+  flaky.fail["compare_and_swap"] = 1
+  _until(lambda: flaky.failed["compare_and_swap"], "no renewal failed")
+  beat = _stored(exchange).beat
+  _until(lambda: _stored(exchange).beat > beat + 1, "it is not renewed again")
+  assert not held.lost
+  held.release()
+  assert _stored(exchange).pid == 0
+
+
+@contextlib.contextmanager
+def _standby(exchange, **options):
+  """A standby in a thread, and what it has got."""
+  interrupt, got = threading.Event(), []
+
+  def wait():
+    got.append(take_lease(exchange, LIVE, interrupt, standby=True, **options))
+
+  thread = threading.Thread(target=wait)
+  thread.start()
+  try:
+    yield thread, got
+  finally:
+    interrupt.set()
+    thread.join(DEADLINE_S)
+    for held in filter(None, got):
+      held.release()
+
+
+def _beats_of(exchange, held, count):
+  beat = _stored(exchange).beat
+  _until(lambda: _stored(exchange).beat > beat + count, "it is not renewed")
+  assert not held.lost
+
+
+def test_a_standby_waits_for_the_end_of_one_at_work(exchange):
+  held = _take(exchange)
+  with _standby(exchange) as (thread, got):
+    _beats_of(exchange, held, 3)
+    assert thread.is_alive() and not got
+    held.release()
+    thread.join(DEADLINE_S)
+    assert got[0].epoch == 2
+
+
+def test_a_standby_takes_over_from_one_that_is_silent(exchange):
+  hung, told = Flaky(exchange), threading.Event()
+  held = take_lease(hung, LIVE, threading.Event())
+  held.when_lost(told.set)
+  awake = threading.Event()
+  hung.compare_and_swap = lambda *args: (
+    awake.wait(DEADLINE_S) and exchange.compare_and_swap(*args)
+  )
+  with _standby(exchange) as (thread, got):
+    thread.join(DEADLINE_S)
+    assert got[0].epoch == 2
+    awake.set()  # the old holder writes on, and finds out
+    assert told.wait(DEADLINE_S) and held.lost
+
+
+def test_an_outage_of_the_store_is_no_silence_of_the_holder(exchange):
+  """Nobody could renew anything: the holder's time counts anew."""
+  held, flaky = _take(exchange), Flaky(exchange)
+  with _standby(flaky) as (thread, got):
+    flaky.fail["get"] = 20
+    _until(lambda: not flaky.fail["get"], "no outage")
+    _beats_of(exchange, held, 2)
+    assert thread.is_alive() and not got
+  assert got == [None]
+  held.release()
+
+
+def test_a_standby_goes_once_the_run_is_over(exchange):
+  held, over = _take(exchange), threading.Event()
+  with _standby(exchange, over=over.is_set) as (thread, got):
+    over.set()
+    thread.join(DEADLINE_S)
+    assert got == [None]
+  held.release()
