@@ -15,6 +15,7 @@ from ddiloco.live.monitor import View
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0  # without a commit before somebody is named
+_RUNNING = "running"
 _FULL_BYTES = 1 << 20  # with less space than this left, a disk counts as full
 
 
@@ -81,6 +82,11 @@ class Progress:
         "full. Free some space and the run goes on"
       )
     alive = [c.name for c in self._children.values() if c.running and c.ready]
+    alive += [
+      f"learner {i}"
+      for i, state in self._elsewhere(view).items()
+      if state == _RUNNING
+    ]
     return (
       f"; no commit for {quiet_s:.0f} s: quorum is "
       f"{self._config.quorum}, alive are {', '.join(alive) or 'none'}"
@@ -96,7 +102,7 @@ class Progress:
       )
       state = "over" if child.over else "down"
       if child.running:
-        state = "running" if child.ready else "starting"
+        state = _RUNNING if child.ready else "starting"
       table.add_row(
         child.name,
         state,
@@ -105,4 +111,25 @@ class Progress:
         f"{member.tokens:,}" if member else "",
         str(child.restarts),
       )
+    for learner, state in self._elsewhere(view).items():
+      member = view.members[learner]
+      table.add_row(
+        f"learner {learner}",
+        f"{state} on {member.host}" if state == _RUNNING else state,
+        str(member.incarnation),
+        f"{member.steps:,}",
+        f"{member.tokens:,}",
+        "",
+      )
     return table
+
+  def _elsewhere(self, view: View) -> dict[int, str]:
+    """The state of the learners that others have started, by number."""
+    own = {child.learner for child in self._children.values()}
+    within_s = self._config.live.dead_after_s
+    found = {}
+    for learner in view.elsewhere(own):
+      gone = "left" if view.members[learner].left else "silent"
+      live = view.is_live(learner, within_s)
+      found[learner] = _RUNNING if live else gone
+    return found

@@ -2,10 +2,11 @@
 
 import dataclasses
 import time
+from collections.abc import Collection
 
-from ddiloco.engine.ports import Exchange, ExchangeError
+from ddiloco.engine.ports import Exchange, ExchangeError, ExchangeRefused
 from ddiloco.protocol import keys, messages, wire
-from ddiloco.protocol.messages import Commit, Member
+from ddiloco.protocol.messages import Commit, Lease, Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
 
@@ -19,13 +20,23 @@ class View:
 
   commit: Commit | None = None
   commit_s: float = 0.0  # when it was seen, on the onlooker's clock
-  members: dict[int | None, Member] = dataclasses.field(default_factory=dict)
+  members: dict[int, Member] = dataclasses.field(default_factory=dict)
+  syncer_pid: int = 0  # of the process that has the lease
   beat_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
   @property
   def round(self) -> int:
     """The newest commit seen."""
     return 0 if self.commit is None else self.commit.round
+
+  def is_live(self, learner: int, within_s: float) -> bool:
+    """Whether a member has shown itself so recently, and has not left."""
+    since_s = time.monotonic() - self.beat_s[learner]
+    return since_s < within_s and not self.members[learner].left
+
+  def elsewhere(self, own: Collection[int | None]) -> list[int]:
+    """The members that are none of one's own."""
+    return sorted(self.members.keys() - own)
 
 
 class Monitor:
@@ -46,6 +57,16 @@ class Monitor:
       return moved
     except (ExchangeError, wire.WireError):
       return False
+
+  def lost(self) -> bool:
+    """Whether the run that was seen is not in the exchange any more."""
+    try:
+      first = self._exchange.get(keys.commit(0))
+    except ExchangeRefused:
+      first = None
+    except ExchangeError:
+      return False
+    return self.view.commit is not None and first is None
 
   def _poll_commits(self) -> bool:
     view, moved = self.view, False
@@ -75,6 +96,9 @@ class Monitor:
     return True
 
   def _poll_members(self) -> None:
+    lease = self._exchange.get(keys.LEASE)
+    if lease is not None:
+      self.view.syncer_pid = messages.decode(Lease, lease.value).pid
     newest: dict[int, int] = {}
     for name in self._exchange.list(keys.MEMBERS):
       life = keys.member_life(name)
@@ -84,7 +108,10 @@ class Monitor:
       item = self._exchange.get(keys.member(learner, incarnation))
       if item is None:
         continue
-      member = messages.decode(Member, item.value)
+      try:
+        member = messages.decode(Member, item.value)
+      except wire.WireError:
+        continue  # garbage is no sign of life, and hides nobody else
       if member != self.view.members.get(learner):
         self.view.members[learner] = member
         self.view.beat_s[learner] = time.monotonic()

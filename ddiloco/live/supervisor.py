@@ -45,16 +45,20 @@ class Supervisor:
     self.children = {
       child.name: child for child in _roles(config, workdir, arguments)
     }
-    self._faults = FaultRunner(faults, self.children, self._journal)
+    self._faults = FaultRunner(
+      faults, self.children, self._journal, at_work=self._at_work
+    )
     sync = config.sync
     schedule = Schedule(
       sync.num_fragments, sync.interval_steps, sync.overlap_steps
     )
     self._monitor = Monitor(exchange, schedule)
     self._progress = Progress(config, self.children, workdir)
+    self._elsewhere: dict[int, bool] = {}  # learners of others: who is live
     self._stop = threading.Event()
     self._reason = ""
     self.exit = Exit.OK
+    self.lost = False  # the run is gone from its exchange
 
   def request_stop(self, number: int, frame: object) -> None:
     """A signal handler: ends the session in good order."""
@@ -93,6 +97,7 @@ class Supervisor:
     self._monitor.poll()
     view = self._monitor.view
     self._note_ready()
+    self._note_elsewhere()
     self._faults.tick(view.round)
     self._progress.update(view)
     if self._stop.is_set():
@@ -112,7 +117,7 @@ class Supervisor:
     """What the end of a process means for the session."""
     if code == Exit.OK:
       child.over = True
-      return Status.COMPLETED if child.name == "syncer" else None
+      return Status.COMPLETED if child.merges else None
     if code == Exit.USER_ERROR and child.name == "evaluator":
       child.over = True
       self._say(f"nothing is evaluated: {child.last_words(1)}")
@@ -122,19 +127,18 @@ class Supervisor:
     if code == Exit.STOPPED or self._faults.leaves(child.name):
       self._say(f"{child.name} left")
       child.over = True
-      if child.name == "syncer":
-        return self._fail("the syncer was told to leave")
-      return None
+      return self._unmerged(child, "the syncer was told to leave")
     if code == Exit.SUPERSEDED:
       child.over = True
       self._say(f"{child.name} is not restarted: {child.last_words(1)}")
-      if child.name == "syncer":
-        return self._fail("another syncer has taken over")
-      return None
+      return self._unmerged(child, "another syncer has taken over")
     return self._restart(child, code)
 
   def _restart(self, child: Child, code: int) -> Status | None:
     live = self._config.live
+    if self._monitor.lost():  # else the next syncer would begin another run
+      self.lost = True
+      return self._fail(child.last_words(1))
     if child.started_s and time.monotonic() - child.started_s > _HEALTHY_S:
       child.restarts = 0
     scripted_s = self._faults.restart_s(child.name)
@@ -150,10 +154,10 @@ class Supervisor:
         f"{child.last_words()}"
       )
       self._journal.write("give_up", who=child.name, code=code)
-      if child.name == "syncer":
-        return self._fail(message)
-      self._say(message)
-      return None
+      failed = self._unmerged(child, message)
+      if failed is None:
+        self._say(message)
+      return failed
     delay_s = live.restart_backoff_s * 2**child.restarts
     child.restarts += 1
     child.restart_s = time.monotonic() + delay_s
@@ -164,6 +168,20 @@ class Supervisor:
     )
     return None
 
+  def _unmerged(self, child: Child, reason: str) -> Status | None:
+    """Fails if a syncer is over, and no other one can take its place."""
+    others = (c for c in self.children.values() if c.merges and not c.over)
+    return self._fail(reason) if child.merges and not any(others) else None
+
+  def _at_work(self, actor: str) -> str:
+    """The process that an actor of the fault script is now."""
+    if actor == "syncer":
+      for child in self.children.values():
+        pid = child.process.pid if child.process else None
+        if child.merges and pid == self._monitor.view.syncer_pid:
+          return child.name
+    return actor
+
   def _nobody_left(self) -> Status | None:
     """Fails once fewer than K learners can ever answer again."""
     learners = [c for c in self.children.values() if c.learner is not None]
@@ -173,11 +191,12 @@ class Supervisor:
     if completed or self._faults.waiting:
       return None
     quorum = self._config.quorum
-    if len(able) >= quorum:
+    left = len(able) + sum(self._elsewhere.values())
+    if left >= quorum:
       return None
     gone = ", ".join(c.name for c in learners if c not in able)
     return self._fail(
-      f"after round {self._monitor.view.round} {len(able)} learners are left "
+      f"after round {self._monitor.view.round} {left} learners are left "
       f"where sync.quorum_min = {quorum} are needed; gone for good: {gone}. "
       "Start again in the same workdir to go on from the last commit."
     )
@@ -196,7 +215,8 @@ class Supervisor:
     if first:
       first[0].start(self._journal)
     give_up_s = time.monotonic() + self._config.live.start_deadline_s
-    for child in first[1:]:
+    standbys = [c for c in self.children.values() if c.merges][1:]
+    for child in (*first[1:], *standbys):
       child.restart_s = give_up_s  # or as soon as the first one is ready
     self.children["evaluator"].restart_s = give_up_s
 
@@ -234,10 +254,26 @@ class Supervisor:
       self._faults.begin()
       self._hasten(child)
 
+  def _note_elsewhere(self) -> None:
+    """Says which learners that others have started come and go."""
+    view, within_s = self._monitor.view, self._config.live.dead_after_s
+    own = {child.learner for child in self.children.values()}
+    for learner in view.elsewhere(own):
+      live = view.is_live(learner, within_s)
+      known = self._elsewhere.get(learner)
+      if live == bool(known):
+        continue
+      self._elsewhere[learner] = live
+      member = view.members[learner]
+      came = "has joined" if known is None else "is back"
+      gone = "has left" if member.left else "is silent"
+      what = f"{came} on {member.host}" if live else gone
+      self._say(f"learner {learner}, life {member.incarnation}, {what}")
+
   def _hasten(self, ready: Child) -> None:
     """The first learner is up, so the compilation cache is warm."""
-    learners = [c for c in self.children.values() if c.learner is not None]
-    waiting = [c for c in learners if c.restart_s is not None]
+    roles = [c for c in self.children.values() if c.name != "evaluator"]
+    waiting = [c for c in roles if c.restart_s is not None]
     fresh = [c for c in waiting if c.code is None]
     for child in fresh:
       child.restart_s = time.monotonic()
@@ -295,8 +331,18 @@ def _roles(
   config: Config, workdir: pathlib.Path, arguments: Sequence[str]
 ) -> list[Child]:
   logs = workdir / "logs"
+  syncers = ["syncer"] + [
+    f"standby {i + 1}" for i in range(config.live.standbys)
+  ]
+  # Which of them is at work changes; whoever comes back waits for its turn.
+  wait = ["--standby"] if config.live.standbys else []
   children = [
-    Child("syncer", ["-m", "launch.syncer", *arguments], logs / "syncer.log")
+    Child(
+      name,
+      ["-m", "launch.syncer", *wait, *arguments],
+      logs / f"{name.replace(' ', '-')}.log",
+    )
+    for name in syncers
   ]
   for i in range(config.learners.count):
     children.append(

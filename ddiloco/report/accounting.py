@@ -2,10 +2,10 @@
 
 goodput = time in inner steps / allocated time, overwritten steps included, as
 in the paper (Sec. 4.1); badput itemises the rest. A learner is allocated from
-its first process start of a session to the session's end, or until it left on
-request. Of a step that took ten times its life's median, and a second more,
-only the median counts: the rest is compilation if it is the first, else a
-stall.
+its first process start of a session to the session's end, but for the time
+between leaving on request and coming back. Of a step that took ten times its
+life's median, and a second more, only the median counts: the rest is
+compilation if it is the first, else a stall.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import itertools
 import numpy as np
 
 from ddiloco.config import seconds_to_ns
+from ddiloco.protocol.learner import DIVERGED
 from ddiloco.report.lives import COMPLETED, LearnerLife
 from ddiloco.report.run import Run
 from ddiloco.report.workdir import Session
@@ -173,7 +174,12 @@ def _account_session(
     used_ns += _account_steps(time, life, kept, cause)
     at_ns, cause = int(life.end_ns[kept - 1]), RECOVERY
     after = stepped[n + 1][0] if life is not last else None
-    if after or (early and not last.stopped):
+    if after and _left(life, after):  # it had no part until it came back
+      away_ns = after.process_ns - life.last_ns
+      time.allocated_ns -= away_ns
+      used_ns += away_ns
+      at_ns, cause = after.process_ns, PROGRAM_STARTUP
+    elif after or (early and not last.stopped):
       deaths.append(_death(life, after))
   deaths += _deaths_before_stepping(run.sessions[i], who, stepped, end_ns)
   if last is None or (early and not last.stopped):
@@ -198,6 +204,12 @@ def _stepped(lives: list[LearnerLife]) -> list[tuple[LearnerLife, int]]:
       found.insert(0, (life, kept))
     joined_ns = min(joined_ns or life.joined_ns, life.joined_ns)
   return found
+
+
+def _left(life: LearnerLife, after: LearnerLife) -> bool:
+  """Whether a life ended on request, and nobody had taken its place."""
+  asked = life.stopped not in ("", DIVERGED)
+  return asked and life.last_ns <= after.process_ns
 
 
 def _ended_early(run: Run, i: int, life: LearnerLife, end_ns: int) -> bool:
@@ -328,7 +340,7 @@ def _syncer_deaths(run: Run) -> list[Death]:
     if same and not life.stopped:
       back = [ns for ns in commits if ns > after.started_ns]
       back_ns = back[0] if back else 0
-      process = run.process_of("syncer", life.started_ns)
+      process = run.process_of("syncer", life.started_ns, life.pid)
       at_ns = (process.exited_ns if process else 0) or life.last_ns
       code = process.code if process else None
       deaths.append(Death(None, life.incarnation, at_ns, back_ns, code, ""))

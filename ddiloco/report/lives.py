@@ -33,6 +33,7 @@ class LearnerLife:
     """Reads the whole tape."""
     header = reader.header
     self.learner, self.incarnation = learner, header.incarnation
+    self.pid = header.pid
     self.process_ns = header.started_unix_ns  # the launcher knows better
     self.exited_ns = 0  # as the launcher saw it; 0: it did not
     self.exit_code: int | None = None

@@ -65,6 +65,7 @@ class SyncerLife:
   last_ns: int
   opened_ns: int = 0  # when it went on from the newest commit
   stopped: str = ""  # the reason, if it stopped in good order
+  pid: int = 0  # of its process
 
 
 class SyncerRecords:
@@ -142,7 +143,9 @@ class _LifeReader:
     self._newest: dict[int, int] = {}  # life of each learner
     header = reader.header
     started_ns = header.started_unix_ns
-    self.life = SyncerLife(header.incarnation, started_ns, started_ns)
+    self.life = SyncerLife(
+      header.incarnation, started_ns, started_ns, pid=header.pid
+    )
 
   def take(self, record: tape.Record) -> None:
     """The next record."""

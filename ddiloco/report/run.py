@@ -60,12 +60,12 @@ class Run:
     last = session == len(self.sessions) - 1
     return told or (last and self.status is Status.COMPLETED)
 
-  def process_of(self, who: str, started_ns: int) -> Process | None:
+  def process_of(self, who: str, started_ns: int, pid: int) -> Process | None:
     """The process that a life which began then ran in, if it was seen."""
     if not self.sessions:
       return None
     session = self.sessions[self.session_of(started_ns)]
-    return session.process_of(who, started_ns)
+    return session.process_of(who, started_ns, pid)
 
   def died(self, life: LearnerLife) -> bool:
     """Whether a life ended before the run did, however it ended."""
@@ -124,9 +124,13 @@ def load(exchange: Exchange, workdir: pathlib.Path) -> Run:
     status=status,
     reason=reason,
   )
+  lived: set[tuple[str, int]] = set()
   for life in itertools.chain(*learners.values()):
-    process = run.process_of(f"learner {life.learner}", life.started_ns)
-    if process is not None:
+    who = f"learner {life.learner}"
+    process = run.process_of(who, life.started_ns, life.pid)
+    # A process has one life: a later one was started by somebody else.
+    if process is not None and (process.who, process.started_ns) not in lived:
+      lived.add((process.who, process.started_ns))
       life.process_ns = process.started_ns
       life.exited_ns, life.exit_code = process.exited_ns, process.code
   return run

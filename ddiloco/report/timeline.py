@@ -141,15 +141,15 @@ def syncer_spans(run: Run) -> list[Span]:
     # Rounds in flight overlap: what is shown is their union.
     spans += join(sorted(some, key=lambda s: s.begin_ns), 0)
   lives = run.syncer.lives
-  for life in lives:
-    process = run.process_of(_SYNCER, life.started_ns)
+  for life, before in zip(lives, (None, *lives), strict=False):
+    process = run.process_of(_SYNCER, life.started_ns, life.pid)
     start_ns = process.started_ns if process else life.started_ns
+    if before is not None:
+      last_ns = before.last_ns
+      start_ns = max(start_ns, last_ns)  # a standby's has waited for it
+      if run.session_of(life.started_ns) == run.session_of(before.started_ns):
+        spans.append(Span("dead", last_ns, start_ns))
     spans.append(Span("start", start_ns, life.opened_ns))
-  for life, after in zip(lives, lives[1:], strict=False):
-    if run.session_of(life.started_ns) == run.session_of(after.started_ns):
-      process = run.process_of(_SYNCER, after.started_ns)
-      back_ns = process.started_ns if process else after.started_ns
-      spans.append(Span("dead", life.last_ns, back_ns))
   return spans
 
 

@@ -36,12 +36,18 @@ class Session:
   faults: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   given_up: list[str] = dataclasses.field(default_factory=list)
 
-  def process_of(self, who: str, started_ns: int) -> Process | None:
-    """The process that a life which began then ran in."""
+  def process_of(
+    self, who: str, started_ns: int, pid: int = 0
+  ) -> Process | None:
+    """The process that a life which began then ran in.
+
+    By its number, if the life has told it: of several syncers any may merge.
+    """
     found = None
     for process in self.processes:
       over = 0 < process.exited_ns < started_ns
-      if process.who == who and process.started_ns <= started_ns and not over:
+      fits = process.pid == pid if pid else process.who == who
+      if fits and process.started_ns <= started_ns and not over:
         found = process
     return found
 
@@ -50,7 +56,8 @@ class Session:
     fault, evidence = _dict(line.get("fault")), _dict(line.get("evidence"))
     what, span = fault.get("what"), _dict(fault.get("for"))
     for process in self.processes:
-      if process.pid == evidence.get("pid") and process.who == line.get("who"):
+      who = "syncer" if process.who.startswith("standby") else process.who
+      if process.pid == evidence.get("pid") and who == line.get("who"):
         if what in ("kill", "stop") and process.exited_ns:
           return process.exited_ns
         if what == "start":

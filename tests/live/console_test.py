@@ -101,6 +101,26 @@ def test_a_run_without_commits_names_who_is_alive(
   )
 
 
+def elsewhere(beat_s):
+  """Learners of others: 5 shows itself, 6 does not, 7 has left."""
+  members = {
+    i: Member("run", i, 2, "n", f"host-{i}", 7, 1, 0, 4321, 98765, 0, i == 7)
+    for i in (5, 6, 7)
+  }
+  return {
+    "members": members,
+    "beat_s": {5: beat_s, 6: beat_s - 1000, 7: beat_s},
+  }
+
+
+def test_learners_elsewhere_are_named_too(clock, children, progress, capsys):
+  running(children["learner 1"])
+  view = view_of(7, commit_s=clock[0], **elsewhere(clock[0] + 30))
+  clock[0] += 30
+  progress.update(view)
+  assert capsys.readouterr().err.endswith("alive are learner 1, learner 5\n")
+
+
 def test_a_full_disk_is_named(clock, children, progress, capsys, tmp_path):
   tmp_path.rmdir()
   with small_disk(tmp_path, "2m"):
@@ -160,6 +180,16 @@ def test_a_terminal_shows_a_table_and_keeps_messages(
   ):
     assert words in shown
   assert "\x1b[?25h" in shown, "the cursor is back at the end"
+
+
+def test_a_terminal_shows_learners_elsewhere(children, screen, tmp_path):
+  now_s = time.monotonic()
+  with Progress(config(), children, tmp_path) as progress:
+    progress.update(view_of(7, commit_s=now_s, **elsewhere(now_s)))
+  rows = [line for line in screen.getvalue().splitlines() if "learner" in line]
+  shown = {i: row for row in rows for i in (5, 6, 7) if f"learner {i} " in row}
+  assert "running on host-5" in shown[5] and "4,321" in shown[5]
+  assert "silent" in shown[6] and "left" in shown[7] and "98,765" in shown[7]
 
 
 def test_the_terminal_is_left_in_order_after_an_error(

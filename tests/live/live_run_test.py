@@ -48,9 +48,9 @@ class Life:
 class Evidence:
   """What a run left in its workdir, read without the project's report."""
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: pathlib.Path, exchange=None):
     self.workdir = workdir
-    exchange = TensorStoreExchange(str(workdir / "exchange"))
+    exchange = exchange or TensorStoreExchange(str(workdir / "exchange"))
     found = {
       keys.commit_round(key): exchange.get(key).value
       for key in exchange.list(keys.COMMITS)
@@ -81,7 +81,7 @@ class Evidence:
     assert processes.processes_of(self.workdir) == {}
     self._check_commits()
     self._check_counted()
-    self._check_tokens()
+    self.check_tokens()
     summary = self.summary
     total = summary["goodput"] + sum(summary["badput"].values())
     assert total == pytest.approx(1, abs=1e-9)
@@ -120,7 +120,7 @@ class Evidence:
           for p in SCHEDULE.fragments(merge.round)
         ]
 
-  def _check_tokens(self) -> None:
+  def check_tokens(self) -> None:
     """The ledger balances to the token, and with the tapes."""
     ledger = self.summary["ledger"]
     accounts = ledger["learners"]

@@ -9,6 +9,7 @@ from ddiloco.protocol import keys, messages
 from ddiloco.protocol.messages import Commit, Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.wire import Unauthentic
 
 SCHEDULE = Schedule(num_fragments=2, interval=4, overlap=2)  # rounds 2, 4, 6 …
 
@@ -44,9 +45,9 @@ class Store(dict):
     }
     self[keys.commit(t)] = messages.encode(Commit(**values | fields))
 
-  def member(self, learner, incarnation, beat=1):
+  def member(self, learner, incarnation, beat=1, left=False):
     member = Member(
-      "run", learner, incarnation, "n", "host", 7, beat, 0, 0, 0, 0, False
+      "run", learner, incarnation, "n", "host", 7, beat, 0, 0, 0, 0, left
     )
     self[keys.member(learner, incarnation)] = messages.encode(member)
 
@@ -129,6 +130,30 @@ def test_garbage_is_not_believed(monitor, store, key):
   store[key] = b"garbage"
   assert not monitor.poll()
   assert monitor.view.round == 0 and monitor.view.members == {}
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", Unauthentic("not sealed")])
+def test_garbage_hides_nobody_else(monitor, store, garbage):
+  store.commit(0)
+  for learner in range(3):
+    store.member(learner, 1)
+  store[keys.member(1, 1)] = garbage
+  monitor.poll()
+  assert set(monitor.view.members) == {0, 2}
+
+
+def test_who_is_elsewhere_and_who_of_them_is_live(monitor, store):
+  for learner in (0, 1, 5, 7):
+    store.member(learner, 1)
+  monitor.poll()
+  monitor.now_s += 5
+  store.member(5, 1, beat=2)
+  store.member(7, 1, beat=2, left=True)
+  monitor.poll()
+  view = monitor.view
+  assert view.elsewhere({0, None}) == [1, 5, 7]
+  assert [m for m in (0, 1, 5, 7) if view.is_live(m, 3.0)] == [5]
+  assert [m for m in (0, 1, 5, 7) if view.is_live(m, 6.0)] == [0, 1, 5]
 
 
 def test_the_newest_life_of_every_learner_is_shown(monitor, store):

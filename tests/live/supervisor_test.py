@@ -58,6 +58,7 @@ class World:
     self.scripts["evaluator"] = DONE
     self.ready = set(self.scripts)
     self.watch = lambda: None
+    self.others = {}  # learners that are nobody's child: beat, left
     live = {"restart_limit": 2, "restart_backoff_s": 0.01} | live
     self.config = tiny_config(
       str(tmp_path),
@@ -118,6 +119,10 @@ class World:
     if life is None:
       self.watch()
       return None
+    if life[0] in self.others:
+      beat, left = self.others[life[0]]
+      member = Member("run", *life, "n", "far", 7, beat, 0, 9, 90, 18, left)
+      return Item(messages.encode(member), b"generation")
     pid = self.child(f"learner {life[0]}").process.pid
     member = Member("run", *life, "nonce", "host", pid, 1, 0, 9, 90, 18, False)
     return Item(messages.encode(member), b"generation")
@@ -130,7 +135,7 @@ class World:
       and child.learner is not None
       and child.running
       and child.name in self.ready
-    ]
+    ] + [keys.member(i, 1) for i in self.others if prefix == keys.MEMBERS]
 
 
 @pytest.fixture
@@ -186,6 +191,45 @@ def test_the_others_go_on_when_one_is_given_up(world):
   world.scripts["learner 1"] = fails(1)
   world.when(lambda: world.lines("give_up"), world.complete)
   assert world.run() == (Status.COMPLETED, Exit.OK)
+
+
+def test_learners_elsewhere_count_for_the_quorum(world, capsys):
+  world = world(quorum=2)
+  world.scripts["learner 1"] = fails(1)
+  looks, since = [], []
+
+  def watch():
+    looks.append(1)
+    world.others[5] = (len(looks), False)
+    if world.lines("give_up"):
+      since.append(1)
+    if len(since) == 5:  # four looks later the session still goes on
+      world.complete()
+
+  world.watch = watch
+  assert world.run() == (Status.COMPLETED, Exit.OK)
+  assert "learner 5, life 1, has joined on far" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left, dead_after_s", [(True, 1e6), (False, 0.3)])
+def test_a_learner_elsewhere_that_is_gone_does_not(
+  world, capsys, left, dead_after_s
+):
+  world = world(quorum=2, dead_after_s=dead_after_s, heartbeat_s=0.1)
+  world.scripts["learner 1"] = fails(1)
+  world.others[5] = (1, False)
+
+  def leave():
+    world.others[5] = (2, left)
+
+  world.when(lambda: world.lines("give_up"), leave)
+  assert world.run() == (Status.FAILED, Exit.FAILED)
+  assert (
+    "1 learners are left where sync.quorum_min = 2"
+    in (world.lines("end")[0]["reason"])
+  )
+  gone = "has left" if left else "is silent"
+  assert f"learner 5, life 1, {gone}" in capsys.readouterr().err
 
 
 def test_a_syncer_that_crashes_again_and_again_ends_the_session(world, capsys):

@@ -18,6 +18,7 @@ def get_config() -> ml_collections.ConfigDict:
     "batch_size": (2,),
     "slowdown": (4.0,),  # A round takes some 10 ms then, not 2.
     "threads": 1,
+    "global_batch": 0,
   }
   config.sync.quorum_min = 2
   config.sync.num_fragments = 6

@@ -129,6 +129,47 @@ def test_a_learner_that_leaves_is_allocated_until_then(tmp_path):
   assert not result.deaths
 
 
+def test_a_learner_that_left_and_came_back_had_no_part_meanwhile(tmp_path):
+  history = History()
+  tape = history.learner(0, at=0).join(1)
+  for at in range(2, 31):
+    tape.step(at)
+  tape.stop(30).write()
+  first = history.learner(1, at=0).join(1)
+  first.step(3).step(5).stop(5, "SIGTERM").write()
+  again = history.learner(1, life=2, at=20).join(22)
+  again.step(24).step(26).step(28).step(30).stop(30).write()
+  expected = (15, 12, {"program_startup": 3})
+  assert times_of(history, tmp_path, 1) == expected
+  result = account(load(history, tmp_path))
+  assert not result.deaths and not result.learners[1].left_ns
+  kinds = [(span.kind, span.begin_ns - UNIX_NS, span.end_ns - UNIX_NS)
+           for span in result.learners[1].spans]  # fmt: skip
+  assert ("start", s(20), s(22)) in kinds
+  assert not [k for k in kinds if k[0] == "dead"]
+
+
+def test_a_process_is_not_that_of_the_life_which_took_its_place(tmp_path):
+  history = History()
+  first = history.learner(0, at=0).join(1)
+  first.step(3).step(9).stop(9, "superseded by life 2").write()
+  other = history.learner(0, life=2, at=6).join(8)
+  for at in range(9, 21):
+    other.step(at)
+  other.write()
+  journal(
+    tmp_path,
+    (0, "start", {"who": "learner 0", "pid": 1}),
+    (10, "exit", {"who": "learner 0", "pid": 1, "code": 3}),
+    (20, "end", {"status": "stopped", "reason": "SIGINT"}),
+  )
+  run = load(history, tmp_path)
+  assert [life.exit_code for life in run.learners[0]] == [3, None]
+  times = account(run).learners[0]
+  assert seconds(times.allocated_ns) == 20
+  assert times.spans[-1] == Span("step", UNIX_NS + s(8), UNIX_NS + s(20), 12)
+
+
 def test_a_learner_that_never_came_back(tmp_path):
   history = History()
   tape = history.learner(0, at=0).join(1)
