@@ -25,6 +25,7 @@ def grid(
       (
         "--config=experiments/parity/config.py:int4_up",
         f"--config.learners.count={point[0]}",
+        f"--config.data.shards={point[0]}",
         f"--config.learners.batch_size=({_GLOBAL_BATCH // int(point[0])},)",
         f"--config.outer.learning_rate={point[1]}",
         f"--config.outer.momentum={point[2]}",

@@ -39,6 +39,9 @@ def get_config(variant: str = "int4_up") -> ml_collections.ConfigDict:
   config.faults = ""
   config.learners.count = 1 if alone else LEARNERS
   config.learners.batch_size = (LEARNERS * BATCH if alone else BATCH,)
+  # All of the text is somebody's: a learner of 16 shards would see each of its
+  # own ten times, and one that is alone would learn it by heart.
+  config.data.shards = config.learners.count
   if not alone:
     config.outer.learning_rate = 0.4
     config.outer.momentum = 0.5

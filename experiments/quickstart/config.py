@@ -61,6 +61,7 @@ def get_config(
   if algorithm == "decoupled_diloco":
     config.faults = "at round 250 kill learner 1 for 5s"
   config.update_from_flattened_dict(algorithms.preset(algorithm))
-  if config.learners.count == 1:  # the same global batch
+  if config.learners.count == 1:  # the same global batch, of all the text
     config.learners.batch_size = (24,)
+    config.data.shards = 1
   return config
