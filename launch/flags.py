@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -50,10 +51,10 @@ def whereabouts(exchange: SealedExchange) -> list[str]:
   return found
 
 
-def open_exchange(workdir: pathlib.Path) -> SealedExchange:
+def open_exchange(workdir: pathlib.Path, **options: Any) -> SealedExchange:
   """The exchange of a workdir's run, or the one that --exchange names."""
   url = workdir_lib.exchange_url(workdir, EXCHANGE.value)
-  return workdir_lib.open_exchange(url, run_key())
+  return workdir_lib.open_exchange(url, run_key(), **options)
 
 
 def workdir() -> pathlib.Path:

@@ -11,6 +11,8 @@ from ddiloco.types import Exit, Status
 from launch import command, faults
 from launch import flags as common
 
+_LOOK_S = 2.0
+
 
 def main() -> int:
   """Trains until the run ends; prints the summary and where the report is."""
@@ -29,7 +31,8 @@ def main() -> int:
       config,
       script,
       workdir=workdir,
-      exchange=exchange,
+      # Who watches must not hang where the store does.
+      exchange=common.open_exchange(workdir, deadline_s=_LOOK_S),
       arguments=(f"--workdir={workdir}", *common.whereabouts(exchange)),
     )
     status = supervisor.run()

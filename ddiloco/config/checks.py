@@ -88,7 +88,7 @@ _MINIMA = {
   "live.restart_backoff_s": 0.0,
   "recovery.checkpoint_rounds_max": 0,
   "recovery.donors_max": 0,
-  "recovery.donor_timeout_s": 0.1,
+  "recovery.donor_timeout_s": 0.01,
   "recovery.transfers_max": 1,
 }
 

@@ -255,7 +255,9 @@ class Life:
       try:
         state = travel.unpack(fresh, source.donation.data)
         logger.info(
-          "has the state of learner %d, life %d, step %d", *source.donor
+          "has the state of learner %d, life %d, step %d: %d bytes",
+          *source.donor,
+          len(source.donation.data),
         )
         return source, state
       except ValueError as error:

@@ -153,6 +153,15 @@ def _vary(rng: random.Random, values: dict[str, Any]) -> None:
   sync["dynamic_steps"] = sync.get("apply") == "own" and rng.random() < 0.5
   if min(learners["batch_size"]) > 1 and rng.random() < 0.3:
     learners["global_batch"] = -(-sum(learners["batch_size"]) // 2)
+  values["recovery"] = {
+    "checkpoint_rounds_max": rng.choice((0, 5, 240)),
+    "donors_max": rng.randint(0, 2),
+    "donor_timeout_s": step_s * rng.choice((3, 100)),
+    "transfers_max": rng.randint(1, 2),
+  }
+  default = not ({"wait", "apply"} & sync.keys())
+  if default and values["recovery"]["donors_max"] and rng.random() < 0.5:
+    values["recovery"]["params"] = "peer"
 
 
 # --- What befalls it --------------------------------------------------------

@@ -111,8 +111,18 @@ def stale_anchor_accepted(patch) -> Machines:
   patch.setattr(admission, "check_header", check_header)
 
 
+def borrowed_steps_offered(patch) -> Machines:
+  real = learner_answers.can_answer
+
+  def can_answer(state, t, rules):
+    own = tuple(replace(view, borrowed=False) for view in state.fragments)
+    return real(replace(state, fragments=own), t, rules)
+
+  patch.setattr(learner_answers, "can_answer", can_answer)
+
+
 def counters_not_reset(patch) -> Machines:
-  real = learner._apply
+  real = learner.apply
 
   def apply(state, rules, out):
     after = real(state, rules, out)
@@ -122,7 +132,7 @@ def counters_not_reset(patch) -> Machines:
     )
     return replace(after, fragments=fragments)
 
-  patch.setattr(learner, "_apply", apply)
+  patch.setattr(learner, "apply", apply)
 
 
 def commit_out_of_order(patch) -> Machines:
@@ -325,6 +335,7 @@ MUTANTS = (
   grace_without_end,
   pace_ignored,
   stale_anchor_accepted,
+  borrowed_steps_offered,
   counters_not_reset,
   commit_out_of_order,
   lost_create_taken_for_won,
