@@ -112,7 +112,7 @@ def test_what_cannot_be_exported_is_said_at_once(folder, run, tmp_path):
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    (["--of=learner:2"], ["--of=learner:2", "learner:0 to learner:1"]),
+    (["--of=learner:4"], ["--of=learner:4", "learner:0 to learner:3"]),
     (["--of=average"], ["--of=average", "syncer, mean"]),
     (["--of=mean", "--follow"], ["--follow", "leave out --of"]),
     (["--tasks=piqa", "--follow"], ["--follow", "--tasks"]),

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from ddiloco.live.workdir import exchange_url, open_exchange
+from ddiloco.protocol import keys
+from ddiloco.sim import history as history_lib
 from ddiloco.types import Exit
 from tests.launch.commands import launch
 
@@ -83,11 +86,16 @@ def test_a_live_run_with_a_killed_learner_again(tmp_path):
     CONFIG,
     f"--workdir={tmp_path}",
     "--config.learners.slowdown=(30.0,)",
-    "--config.stop.rounds=400",
+    "--config.stop.rounds=200",
     "--config.sync.quorum_min=2",  # so the run waits for the next life
+    "--config.live.checkpoint_every_steps=0",  # which goes on from its peer
     "--faults=at round 60 kill learner 1 for 0.1s",
   )
   assert code == Exit.OK, errors
   result = replayed(tmp_path)
-  assert result["commits"] == 400
+  assert result["commits"] == 200
   assert result["lives"] == 4
+  exchange = open_exchange(exchange_url(tmp_path, ""))
+  lives = {life.name: life for life in history_lib.load(exchange).lives}
+  assert lives["learner-1, life 2"].header.donor[:2] == (0, 1)
+  assert exchange.list(keys.TRANSFERS) == []
