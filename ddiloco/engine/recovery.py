@@ -133,13 +133,9 @@ def _ask_peers(
 
 def _peers(wanted: Wanted) -> Job:
   """Who may be at work, those that have seen most first."""
-  lives: dict[int, int] = {}
-  for name in (yield Call("list", (keys.MEMBERS,))):
-    life = keys.member_life(name)
-    if life is not None:
-      lives[life[0]] = max(life[1], lives.get(life[0], 0))
   members = []
-  for learner, incarnation in sorted(lives.items()):
+  lives = keys.newest_lives((yield Call("list", (keys.MEMBERS,))))
+  for learner, incarnation in lives.items():
     member = yield from _member(learner, incarnation)
     if member is None or member.left or not member.steps:
       continue

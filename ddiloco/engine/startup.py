@@ -126,8 +126,7 @@ def claim_member(
 ) -> Job:
   """Claims the next life of a learner: (its record, the one before)."""
   listed = yield Call("list", (keys.MEMBERS,))
-  lives = [life for name in listed if (life := keys.member_life(name))]
-  n = max((n for m, n in lives if m == learner), default=0)
+  n = keys.newest_lives(listed).get(learner, 0)
   before = None
   if n:
     before = yield Call("get", (keys.member(learner, n),))

@@ -252,12 +252,8 @@ class SyncerPlane(Plane):
 
   def list_members(self) -> Job:
     """The newest life of every learner that ever joined."""
-    lives: dict[int, int] = {}
-    for name in (yield Call("list", (keys.MEMBERS,))):
-      life = keys.member_life(name)
-      if life is not None:
-        lives[life[0]] = max(life[1], lives.get(life[0], 0))
-    return tuple(sorted(lives.items()))
+    lives = keys.newest_lives((yield Call("list", (keys.MEMBERS,))))
+    return tuple(lives.items())
 
   def poll_member(self, learner: int, incarnation: int) -> Job:
     """Looks whether a learner's record has changed."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 
 from ddiloco.engine.ports import Exchange, ExchangeError, ExchangeRefused
+from ddiloco.live import workplace
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Lease, Member
 from ddiloco.protocol.retention import SWEPT
@@ -21,7 +22,7 @@ class View:
   commit: Commit | None = None
   commit_s: float = 0.0  # when it was seen, on the onlooker's clock
   members: dict[int, Member] = dataclasses.field(default_factory=dict)
-  syncer_pid: int = 0  # of the process that has the lease
+  syncer_pid: int = 0  # of this machine's process that has the lease
   beat_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
   @property
@@ -95,15 +96,18 @@ class Monitor:
     self.view.commit_s = time.monotonic()
     return True
 
+  def _poll_lease(self) -> None:
+    item = self._exchange.get(keys.LEASE)
+    try:
+      lease = item and messages.decode(Lease, item.value)
+    except wire.WireError:
+      return  # garbage, which its holder writes over
+    here = lease is not None and lease.host == workplace.host()
+    self.view.syncer_pid = lease.pid if here else 0
+
   def _poll_members(self) -> None:
-    lease = self._exchange.get(keys.LEASE)
-    if lease is not None:
-      self.view.syncer_pid = messages.decode(Lease, lease.value).pid
-    newest: dict[int, int] = {}
-    for name in self._exchange.list(keys.MEMBERS):
-      life = keys.member_life(name)
-      if life is not None:
-        newest[life[0]] = max(life[1], newest.get(life[0], 0))
+    self._poll_lease()
+    newest = keys.newest_lives(self._exchange.list(keys.MEMBERS))
     for learner, incarnation in newest.items():
       item = self._exchange.get(keys.member(learner, incarnation))
       if item is None:

@@ -5,6 +5,7 @@ empty directory behind. Everything is write-once but `members/` and `lease/`.
 """
 
 import re
+from collections.abc import Iterable
 
 COMMITS = "commit/"
 ANSWERS = "answer/"
@@ -95,6 +96,12 @@ def member_life(key: str) -> tuple[int, int] | None:
   """The (learner, incarnation) of a member's key; None if it is none."""
   match = _MEMBER.fullmatch(key)
   return (int(match[1]), int(match[2])) if match else None
+
+
+def newest_lives(names: Iterable[str]) -> dict[int, int]:
+  """The newest life of every learner that members' keys name, ascending."""
+  lives = sorted(life for name in names if (life := member_life(name)))
+  return dict(lives)  # of a learner's, the last one stays
 
 
 def transfers(donor: int) -> str:

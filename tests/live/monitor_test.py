@@ -4,9 +4,10 @@ import pytest
 
 from ddiloco.engine.ports import ExchangeError, Item
 from ddiloco.live import monitor as monitor_lib
+from ddiloco.live import workplace
 from ddiloco.live.monitor import Monitor
 from ddiloco.protocol import keys, messages
-from ddiloco.protocol.messages import Commit, Member
+from ddiloco.protocol.messages import Commit, Lease, Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.wire import Unauthentic
@@ -137,7 +138,7 @@ def test_garbage_hides_nobody_else(monitor, store, garbage):
   store.commit(0)
   for learner in range(3):
     store.member(learner, 1)
-  store[keys.member(1, 1)] = garbage
+  store[keys.member(1, 1)] = store[keys.LEASE] = garbage
   monitor.poll()
   assert set(monitor.view.members) == {0, 2}
 
@@ -188,3 +189,18 @@ def test_members_are_read_less_often_than_commits(monitor, store, monkeypatch):
   monitor.now_s += 1
   monitor.poll()
   assert set(monitor.view.members) == {0}
+
+
+def test_who_merges_is_known_by_the_lease(monitor, store):
+  store.commit(0)
+  monitor.poll()
+  assert monitor.view.syncer_pid == 0
+  for host, pid, known in (
+    (workplace.host(), 7, 7),
+    (workplace.host(), 8, 8),
+    ("elsewhere", 9, 0),  # its numbers mean nothing here
+  ):
+    store[keys.LEASE] = messages.encode(Lease(1, "n", host, pid, 0))
+    monitor._members_s = 0.0
+    monitor.poll()
+    assert monitor.view.syncer_pid == known
