@@ -35,7 +35,7 @@ class FaultRunner:
     children: dict[str, Child],
     journal: Journal,
     *,
-    at_work: Callable[[str], str] = lambda actor: actor,
+    at_work: Callable[[str], str | None] = lambda actor: actor,
   ):
     """Takes who an actor of the script is at a given time."""
     self._at_work = at_work
@@ -66,8 +66,10 @@ class FaultRunner:
       if item.begun_s is not None:
         self._go_on(item, self._children[item.child])
       elif self._due(item.fault, round_):
-        item.child = self._at_work(item.fault.actor)
-        self._start(item, self._children[item.child], round_)
+        child = self._at_work(item.fault.actor)
+        if child is not None:  # else wait until there is somebody to hit
+          item.child = child
+          self._start(item, self._children[child], round_)
 
   def exited(self, name: str, code: int) -> None:
     """A process has ended; a kill is proved by its signal."""

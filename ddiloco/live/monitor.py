@@ -1,11 +1,11 @@
 """Follows a run from outside: reads its commits and members, nothing else."""
 
 import dataclasses
+import socket
 import time
 from collections.abc import Collection
 
 from ddiloco.engine.ports import Exchange, ExchangeError, ExchangeRefused
-from ddiloco.live import workplace
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Lease, Member
 from ddiloco.protocol.retention import SWEPT
@@ -102,7 +102,7 @@ class Monitor:
       lease = item and messages.decode(Lease, item.value)
     except wire.WireError:
       return  # garbage, which its holder writes over
-    here = lease is not None and lease.host == workplace.host()
+    here = lease is not None and lease.host == socket.gethostname()
     self.view.syncer_pid = lease.pid if here else 0
 
   def _poll_members(self) -> None:

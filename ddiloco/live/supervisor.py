@@ -173,14 +173,14 @@ class Supervisor:
     others = (c for c in self.children.values() if c.merges and not c.over)
     return self._fail(reason) if child.merges and not any(others) else None
 
-  def _at_work(self, actor: str) -> str:
-    """The process that an actor of the fault script is now."""
-    if actor == "syncer":
-      for child in self.children.values():
-        pid = child.process.pid if child.process else None
-        if child.merges and pid == self._monitor.view.syncer_pid:
-          return child.name
-    return actor
+  def _at_work(self, actor: str) -> str | None:
+    """The process that an actor of the fault script is; None: nobody, yet."""
+    syncers = [c for c in self.children.values() if c.merges]
+    if actor != "syncer" or len(syncers) == 1:
+      return actor
+    pid = self._monitor.view.syncer_pid
+    found = (c.name for c in syncers if c.process and c.process.pid == pid)
+    return next(found, None)
 
   def _nobody_left(self) -> Status | None:
     """Fails once fewer than K learners can ever answer again."""

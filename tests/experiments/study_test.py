@@ -80,7 +80,7 @@ def test_the_sweep_names_the_best_of_each():
   assert "| 0.7 | 1.900 |" in outer_lr.report(losses)
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_a_study_is_taken_up_where_it_was(tmp_path):
   runs = [
     study.Run(name, 1, ("--config=tests/sim/small.py", f"--config.{change}"))
@@ -104,7 +104,7 @@ def test_a_study_is_taken_up_where_it_was(tmp_path):
   assert losses["two"][1] < losses["one"][1]
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_a_run_that_fails_says_why(tmp_path):
   bad = study.Run("bad", 0, ("--config=tests/sim/small.py", "--config.seed=x"))
   with pytest.raises(RuntimeError, match="bad.0 ended with 2"):

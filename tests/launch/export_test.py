@@ -12,7 +12,7 @@ from ddiloco.types import Exit
 from tests.launch.commands import assert_user_error, launch, server
 from tests.lm.tiny import write_text
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CONFIG = "--config=tests/live/tiny.py"
 

@@ -15,7 +15,7 @@ from tests.launch.commands import (
 
 CONFIG = "--config=tests/sim/small.py"
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

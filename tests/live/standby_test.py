@@ -111,27 +111,8 @@ def assert_others_are_refused(stage):
   assert "--standby" in second.stderr
 
 
-def test_a_standby_goes_on_where_a_killed_syncer_was(stage):
-  assert_others_are_refused(stage)
-  first = holder(stage)
-  first.process.kill()
-  assert first.process.wait() == -signal.SIGKILL
-  t = stage.round
-  stage.until_round(t + 20)
-  assert stage.lease().epoch == 2 and holder(stage) is not first
-  stage.stop()
-  stage.assert_one_history()
-  lives = history_lib.load(stage.exchange).lives
-  names = [life.name for life in lives]
-  assert names == ["syncer, life 1", "syncer, life 2"] + [
-    f"learner-{m}, life 1" for m in (0, 1)
-  ]
-  for life in lives[2:]:
-    steps = [r.event for r in life.records if isinstance(r.event, StepDone)]
-    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
-
-
 def test_a_stopped_syncer_that_wakes_up_writes_on_and_does_no_harm(stage):
+  assert_others_are_refused(stage)
   first = holder(stage)
   os.kill(first.process.pid, signal.SIGSTOP)
   t = stage.round
@@ -139,9 +120,13 @@ def test_a_stopped_syncer_that_wakes_up_writes_on_and_does_no_harm(stage):
   stage.until_round(t + 20)
   assert stage.lease().epoch == 2
   os.kill(first.process.pid, signal.SIGCONT)
+  wait_for(
+    "end of the old holder's life",
+    lambda: "life 1 of the syncer ends" in first.stderr,
+    DEADLINE_S,
+  )
   stage.stop()
   stage.assert_one_history()
-  assert "life 1 of the syncer ends" in first.stderr
 
 
 def test_the_launcher_keeps_standbys_and_faults_hit_whoever_merges(tmp_path):
@@ -161,6 +146,10 @@ def test_the_launcher_keeps_standbys_and_faults_hit_whoever_merges(tmp_path):
   hit = [started[x["evidence"]["pid"]] for x in faults]
   assert hit == ["syncer", "standby 1"]
   lives = history_lib.load(TensorStoreExchange(str(workdir / "exchange"))).lives
+  for life in lives:
+    if life.learner is not None:  # nobody has lost a step by it
+      steps = [r.event for r in life.records if isinstance(r.event, StepDone)]
+      assert [step.step for step in steps] == list(range(1, len(steps) + 1))
   pids = [life.header.pid for life in lives if life.learner is None]
   assert [started[pid] for pid in pids[:2]] == hit and len(pids) >= 3
   summary = json.loads((workdir / "summary.json").read_text())
