@@ -137,19 +137,16 @@ def _peers(wanted: Wanted) -> Job:
   lives = keys.newest_lives((yield Call("list", (keys.MEMBERS,))))
   for learner, incarnation in lives.items():
     member = yield from _member(learner, incarnation)
-    if member is None or member.left or not member.steps:
+    if learner == wanted.learner or member is None:
       continue
-    if (member.run_id, learner != wanted.learner) == (wanted.run_id, True):
+    if member.run_id == wanted.run_id and member.steps and not member.left:
       members.append(member)
   return sorted(members, key=lambda m: (-m.seen, m.learner))
 
 
 def _member(learner: int, incarnation: int) -> Job:
   item = yield Call("get", (keys.member(learner, incarnation),))
-  try:
-    return item and messages.decode(Member, item.value)
-  except wire.WireError:
-    return None
+  return startup.read_member(item)
 
 
 def _ask(
@@ -157,7 +154,7 @@ def _ask(
 ) -> Job:
   """A `Donation`, or why there is none."""
   ends = donor.learner, wanted.learner, wanted.nonce
-  request = TransferRequest(wanted.run_id, wanted.seen, wanted.state)
+  request = TransferRequest(wanted.run_id, wanted.seen)
   yield Call("put", (keys.transfer_request(*ends), messages.encode(request)))
   begun_ns = beat_ns = looked_ns = yield Pause(0)
   timeout_ns = round(options.donor_timeout_s * SECOND_NS)

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 from ddiloco import config as config_lib
 from ddiloco.algo.fragments import Layout
-from ddiloco.engine.ports import Call, DamagedRun, Job
+from ddiloco.engine.ports import Call, DamagedRun, Item, Job
 from ddiloco.engine.records import read_commit
 from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol.fields import replace
+from ddiloco.protocol.learner_types import LearnerState
 from ddiloco.protocol.messages import Commit, Genesis, Lease, Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
@@ -132,7 +134,7 @@ def claim_member(
     before = yield Call("get", (keys.member(learner, n),))
   while True:
     n += 1
-    last = _last_words(before)
+    last = read_member(before)
     member = Member(
       run_id=run_id,
       learner=learner,
@@ -163,17 +165,29 @@ def newer_life(learner: int, incarnation: int) -> Job:
     item = yield Call("get", (keys.member(learner, incarnation),))
     if item is None:
       return None
-    try:
-      return messages.decode(Member, item.value)
-    except wire.WireError:
-      continue
+    if (member := read_member(item)) is not None:
+      return member
 
 
-def _last_words(item: Any) -> Member | None:
+def read_member(item: Item | None) -> Member | None:
+  """What a member's object says; garbage says nothing."""
   try:
     return messages.decode(Member, item.value) if item else None
   except wire.WireError:
-    return None  # the life before it left garbage: nothing to go on from
+    return None
+
+
+def next_beat(member: Member, state: LearnerState, *, left: bool) -> Member:
+  """A member's record with the next beat, as its learner's state is now."""
+  return replace(
+    member,
+    beat=member.beat + 1,
+    seen=state.seen,
+    steps=state.step,
+    tokens=state.tokens,
+    next_sample=state.next_sample,
+    left=left,
+  )
 
 
 def claim_lease(nonce: str, host: str, pid: int, expected: Any) -> Job:

@@ -6,6 +6,7 @@ device, for the store) is a job on a lane's thread and comes back as an event.
 
 import dataclasses
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -215,6 +216,17 @@ class Driver:
     for lane in (Lane.ORDERED, Lane.CHECKPOINT, Lane.PARALLEL):
       self._lanes[lane].shutdown(wait=True)
     self._lanes[Lane.COMPUTE].shutdown(wait=False, cancel_futures=True)
+
+
+def stop_by_signal(driver: Driver, interrupt: threading.Event) -> None:
+  """SIGTERM and SIGINT end the life in good order from here on."""
+
+  def stop(number: int, frame: object) -> None:
+    interrupt.set()
+    driver.request_stop(signal.Signals(number).name)
+
+  signal.signal(signal.SIGTERM, stop)
+  signal.signal(signal.SIGINT, stop)
 
 
 class Pace:

@@ -1,6 +1,5 @@
 """The learner's process: joins a run, trains and answers until it ends."""
 
-import dataclasses
 import os
 import pathlib
 import signal
@@ -21,7 +20,7 @@ from ddiloco.engine.telemetry import LearnerTelemetry
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
 from ddiloco.live.checkpoint import Checkpoints, Restored
-from ddiloco.live.driver import Driver, Pace, run_job
+from ddiloco.live.driver import Driver, Pace, run_job, stop_by_signal
 from ddiloco.live.log import logger
 from ddiloco.protocol import invariants, keys, messages, tape
 from ddiloco.protocol import learner as machine
@@ -29,7 +28,6 @@ from ddiloco.protocol.learner_types import Joined, StopRequested, Tick
 from ddiloco.protocol.rules import Rules
 from ddiloco.types import Exit
 
-SUPERSEDED = "superseded"
 _CATCH_UP_AFTER_S = 1.0  # without the next commit; then look past it
 
 
@@ -64,15 +62,9 @@ def run_learner(
   checkpoints = Checkpoints(workdir / "checkpoints" / f"learner-{learner}")
   life = Life(setup, learner, checkpoints)
   driver = life.join()
-
-  def stop(number, frame):
-    interrupt.set()
-    driver.request_stop(signal.Signals(number).name)
-
-  signal.signal(signal.SIGTERM, stop)
-  signal.signal(signal.SIGINT, stop)
+  stop_by_signal(driver, interrupt)
   if signals:
-    stop(signals[0], None)
+    driver.request_stop(signal.Signals(signals[0]).name)
   state = driver.run(life.joined)
   life.leave(state)
   return _exit_code(state.stopping, learner)
@@ -81,7 +73,7 @@ def run_learner(
 def _exit_code(reason: str, learner: int) -> Exit:
   if reason == machine.COMPLETED:
     return Exit.OK
-  if reason.startswith(SUPERSEDED):
+  if reason.startswith(machine.SUPERSEDED):
     logger.error("learner %d stops: %s", learner, reason)
     return Exit.SUPERSEDED
   if reason == machine.DIVERGED:
@@ -221,7 +213,7 @@ class Life:
   def leave(self, state: Any) -> None:
     """Says good-bye, so that nobody waits for this learner."""
     try:
-      if not state.stopping.startswith(SUPERSEDED):
+      if not state.stopping.startswith(machine.SUPERSEDED):
         self._write_member(left=True)
     except ExchangeError as error:
       logger.warning("could not say good-bye: %s", error)
@@ -318,7 +310,7 @@ class Life:
         other = run_job(startup.newer_life(*life), driver.exchange)
         if other is not None:
           driver.request_stop(
-            f"{SUPERSEDED} by life {other.incarnation} of learner "
+            f"{machine.SUPERSEDED} by life {other.incarnation} of learner "
             f"{self._learner} on {other.host}, process {other.pid}"
           )
           return
@@ -332,14 +324,6 @@ class Life:
 
   def _write_member(self, *, left: bool) -> None:
     state = self._driver.actor.state
-    self._member = dataclasses.replace(
-      self._member,
-      beat=self._member.beat + 1,
-      seen=state.seen,
-      steps=state.step,
-      tokens=state.tokens,
-      next_sample=state.next_sample,
-      left=left,
-    )
+    self._member = startup.next_beat(self._member, state, left=left)
     key = keys.member(self._learner, self._member.incarnation)
     self._driver.exchange.put(key, messages.encode(self._member))

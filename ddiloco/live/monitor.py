@@ -102,6 +102,7 @@ class Monitor:
       lease = item and messages.decode(Lease, item.value)
     except wire.WireError:
       return  # garbage, which its holder writes over
+    # Not `workplace.host`, which comes with JAX: launchers have none.
     here = lease is not None and lease.host == socket.gethostname()
     self.view.syncer_pid = lease.pid if here else 0
 

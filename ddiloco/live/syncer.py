@@ -20,7 +20,7 @@ from ddiloco.engine.telemetry import SyncerTelemetry
 from ddiloco.engine.version import code_version
 from ddiloco.live import setup as setup_lib
 from ddiloco.live import workplace
-from ddiloco.live.driver import Driver, Pace, run_job
+from ddiloco.live.driver import Driver, Pace, run_job, stop_by_signal
 from ddiloco.live.lease import LeaseTaken, take_lease
 from ddiloco.live.log import logger
 from ddiloco.live.monitor import Monitor
@@ -35,7 +35,6 @@ from ddiloco.protocol.syncer_types import (
 )
 from ddiloco.types import Exit
 
-LEASE_LOST = "the lease was taken over"
 _SELDOM_S = 0.5
 _QUIET_S = 10.0  # without a commit before the log says why
 
@@ -102,7 +101,11 @@ def _lives(setup: setup_lib.Setup, standby: bool) -> Exit:
     reason = _live(setup, driver, life)
     # Who overtook may have been the last breath of a syncer that has lost its
     # lease; if it has not, the next life finds the lease taken.
-    again = (machine.OVERTAKEN, LEASE_LOST) if standby else (machine.OVERTAKEN,)
+    again = (
+      (machine.OVERTAKEN, machine.LEASE_LOST)
+      if standby
+      else (machine.OVERTAKEN,)
+    )
     if reason not in again:
       return _exit_code(reason)
     logger.warning("life %d of the syncer ends: %s", life.opened.epoch, reason)
@@ -110,13 +113,7 @@ def _lives(setup: setup_lib.Setup, standby: bool) -> Exit:
 
 def _live(setup: setup_lib.Setup, driver: Driver, life: "_Life") -> str:
   """Runs a life; returns why it ended."""
-
-  def stop(number, frame):
-    setup.interrupt.set()
-    driver.request_stop(signal.Signals(number).name)
-
-  signal.signal(signal.SIGTERM, stop)
-  signal.signal(signal.SIGINT, stop)
+  stop_by_signal(driver, setup.interrupt)
   if setup.interrupt.is_set():
     driver.request_stop("asked to stop while starting")
   state = driver.run(life.opened)
@@ -127,7 +124,7 @@ def _live(setup: setup_lib.Setup, driver: Driver, life: "_Life") -> str:
 def _exit_code(reason: str) -> Exit:
   if reason == machine.COMPLETED:
     return Exit.OK
-  if reason in (LEASE_LOST, machine.OVERTAKEN):
+  if reason in (machine.LEASE_LOST, machine.OVERTAKEN):
     logger.error("the syncer stops: %s", reason)
     return Exit.SUPERSEDED
   logger.info("the syncer stops: %s", reason)
@@ -195,7 +192,7 @@ class _Life:
       run_id,
     )
     driver = self._make_driver(rules, writer)
-    self._lease.when_lost(lambda: driver.request_stop(LEASE_LOST))
+    self._lease.when_lost(lambda: driver.request_stop(machine.LEASE_LOST))
     return driver
 
   def _watch_for_the_end(self) -> Callable[[], bool]:

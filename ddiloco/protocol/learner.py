@@ -48,6 +48,7 @@ from ddiloco.types import SECOND_NS, Apply, Refusal, Wait
 
 COMPLETED = "completed"
 DIVERGED = "its parameters are not finite"
+SUPERSEDED = "superseded"  # and by whom
 _DIVERGED_MAX = 3  # answers in a row: one may be a fragment's own trouble
 _Commands = list[Command]
 

@@ -183,7 +183,6 @@ class TransferRequest:
 
   run_id: str
   seen: int  # the newest commit it knows of; older states are of no use
-  state: str  # digest of the shapes it expects
 
 
 @record

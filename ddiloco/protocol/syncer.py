@@ -44,6 +44,7 @@ from ddiloco.protocol.syncer_views import (
 )
 
 COMPLETED = "completed"
+LEASE_LOST = "the lease was taken over"
 OVERTAKEN = "another syncer has committed this round"
 _Commands = list[Command]
 

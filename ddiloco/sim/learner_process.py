@@ -24,8 +24,6 @@ from ddiloco.sim.process import (
   TellingTape,
 )
 
-SUPERSEDED = "superseded"
-
 
 class LearnerProcess(Process):
   """One life of a learner."""
@@ -173,7 +171,7 @@ class LearnerProcess(Process):
   def farewell(self) -> Job:
     """Says good-bye too, so that nobody waits for this learner."""
     yield from super().farewell()
-    if not self.actor.state.stopping.startswith(SUPERSEDED):
+    if not self.actor.state.stopping.startswith(learner_machine.SUPERSEDED):
       yield from self._write_member(left=True)
 
   def _poll(self, t: int) -> Job:
@@ -199,21 +197,14 @@ class LearnerProcess(Process):
     own = self._member.incarnation
     newer = yield from startup.newer_life(self.learner, own)
     if newer is not None:
-      return (StopRequested(0, f"{SUPERSEDED} by life {newer.incarnation}"),)
+      by = f"{learner_machine.SUPERSEDED} by life {newer.incarnation}"
+      return (StopRequested(0, by),)
     yield from self._write_member(left=False)
     return (yield from self.actor.plane.poll_transfers())
 
   def _write_member(self, *, left: bool) -> Job:
     state = self.actor.state
-    self._member = dataclasses.replace(
-      self._member,
-      beat=self._member.beat + 1,
-      seen=state.seen,
-      steps=state.step,
-      tokens=state.tokens,
-      next_sample=state.next_sample,
-      left=left,
-    )
+    self._member = startup.next_beat(self._member, state, left=left)
     key = keys.member(self.learner, self._member.incarnation)
     yield Call("put", (key, messages.encode(self._member)))
 

@@ -22,8 +22,6 @@ from ddiloco.sim.process import (
   TellingTape,
 )
 
-LEASE_LOST = "the lease was taken over"
-
 
 class SyncerProcess(Process):
   """One life of the syncer."""
@@ -153,7 +151,7 @@ class SyncerProcess(Process):
     finally:
       self._renewing = False
     if generation is None:
-      return StopRequested(0, LEASE_LOST)
+      return StopRequested(0, syncer_machine.LEASE_LOST)
     self._lease, self._generation = lease, generation
     return None
 
