@@ -121,10 +121,13 @@ def _ask_peers(
   for member in (yield from _peers(wanted))[: options.donors_max]:
     try:
       found = yield from _ask(wanted, member, options, heartbeat_ns)
-      prefix = keys.transfer(member.learner, wanted.learner, wanted.nonce)
-      yield Call("delete_prefix", (prefix,))
     except ExchangeError as error:
       found = str(error)
+    prefix = keys.transfer(member.learner, wanted.learner, wanted.nonce)
+    try:
+      yield Call("delete_prefix", (prefix,))
+    except ExchangeError:
+      pass  # the learner's next life looks for it
     if isinstance(found, Donation):
       return found, tuple(refusals)
     refusals.append((member.learner, found))
