@@ -18,6 +18,8 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 
+from ddiloco.live.exchange import TensorStoreExchange
+
 DEADLINE_S = 60.0  # Far above what anything here takes, on a busy machine too.
 _names = itertools.count()
 
@@ -341,3 +343,9 @@ def expired(*valid: str) -> Callable:
       refuse(handler)
 
   return act
+
+
+def open_new(kind, directory):
+  """A store that no other test has seen."""
+  options = {"file_locking": kind} if kind == "lockfile" else {}
+  return TensorStoreExchange(new_url(kind, directory), **options)
