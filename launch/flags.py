@@ -54,6 +54,11 @@ def whereabouts(exchange: SealedExchange) -> list[str]:
 def open_exchange(workdir: pathlib.Path, **options: Any) -> SealedExchange:
   """The exchange of a workdir's run, or the one that --exchange names."""
   url = workdir_lib.exchange_url(workdir, EXCHANGE.value)
+  return open_exchange_at(url, **options)
+
+
+def open_exchange_at(url: str, **options: Any) -> SealedExchange:
+  """The exchange of that URL, with the key that was given."""
   return workdir_lib.open_exchange(url, run_key(), **options)
 
 

@@ -7,6 +7,11 @@
 Run again on the same workdir, it resumes.
 """
 
+import pathlib
+
+from ddiloco.config import Config
+from ddiloco.engine.sealing import SealedExchange
+from ddiloco.protocol.faults import Fault
 from ddiloco.types import Exit, Status
 from launch import command, faults
 from launch import flags as common
@@ -16,15 +21,24 @@ _LOOK_S = 2.0
 
 def main() -> int:
   """Trains until the run ends; prints the summary and where the report is."""
+  workdir = common.workdir()
+  config = common.config(workdir)
+  script = faults.script(config, live=True)
+  return train(workdir, config, script, common.open_exchange(workdir))
+
+
+def train(
+  workdir: pathlib.Path,
+  config: Config,
+  script: tuple[Fault, ...],
+  exchange: SealedExchange,
+) -> int:
+  """Trains in this workdir until the run ends, under a fault script."""
   from ddiloco.live import workdir as workdir_lib
   from ddiloco.live.supervisor import Supervisor
   from ddiloco.report import summary as report
 
-  workdir = common.workdir()
-  config = common.config(workdir)
-  script = faults.script(config, live=True)
   with workdir_lib.lock(workdir):
-    exchange = common.open_exchange(workdir)
     started = workdir_lib.has_run(exchange)
     workdir_lib.settle_config(workdir, config, started=started)
     supervisor = Supervisor(
@@ -32,7 +46,7 @@ def main() -> int:
       script,
       workdir=workdir,
       # Who watches must not hang where the store does.
-      exchange=common.open_exchange(workdir, deadline_s=_LOOK_S),
+      exchange=common.open_exchange_at(exchange.url, deadline_s=_LOOK_S),
       arguments=(f"--workdir={workdir}", *common.whereabouts(exchange)),
     )
     status = supervisor.run()

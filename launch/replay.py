@@ -1,7 +1,7 @@
 """Computes a run again from its tapes and compares every commit's bits.
 
   python -m launch.replay --workdir=runs/a --output=replay.json \
-    [--exchange=URL] [--decisions_only]
+    [--exchange=URL] [--from_round=240] [--decisions_only]
 
 Exit code 0: everything is as it was; 1: the first difference is printed.
 """
@@ -18,6 +18,9 @@ from launch import command
 from launch import flags as common
 
 OUTPUT = flags.DEFINE_string("output", None, "Where to write replay.json.")
+FROM_ROUND = flags.DEFINE_integer(
+  "from_round", None, "Begin with the snapshot of this round, not at the start."
+)
 DECISIONS_ONLY = flags.DEFINE_boolean(
   "decisions_only",
   False,
@@ -33,7 +36,7 @@ def main() -> int:
 
   workdir = common.workdir()
   command.write_output(OUTPUT.value, "")  # before the work, not after it
-  history = history_lib.load(common.open_exchange(workdir))
+  history = history_lib.load(common.open_exchange(workdir), FROM_ROUND.value)
   if common.CONFIG.value or (workdir / workdir_lib.RESOLVED).exists():
     config_lib.check_resumable(history.config, common.config(workdir))
   if history.genesis.has_arrays:

@@ -90,6 +90,9 @@ _MINIMA = {
   "recovery.donors_max": 0,
   "recovery.donor_timeout_s": 0.01,
   "recovery.transfers_max": 1,
+  "snapshot.every_rounds": 0,
+  "snapshot.keep": 1,
+  "snapshot.patience_s": 0.01,
 }
 
 _CHOICES = {

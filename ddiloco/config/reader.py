@@ -20,6 +20,7 @@ RESUMABLE = (
   "learners",
   "live",
   "recovery",
+  "snapshot",
   "stop",
   "sync.grace",
   "sync.grace_margin",

@@ -253,6 +253,15 @@ class RecoveryConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+  """Copies of a run from which another one can start (`launch.restore`)."""
+
+  every_rounds: int = 0  # of the first commit at or after each; 0: none
+  keep: int = 2  # the newest complete ones
+  patience_s: float = 60.0  # with a learner; then it is left out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SimConfig:
   """How long things take in a simulated run."""
 
@@ -296,6 +305,7 @@ class Config:
   stop: StopConfig = StopConfig()
   live: LiveConfig = LiveConfig()
   recovery: RecoveryConfig = RecoveryConfig()
+  snapshot: SnapshotConfig = SnapshotConfig()
   sim: SimConfig = SimConfig()
   elastic: ElasticConfig = ElasticConfig()
   faults: str = ""  # the fault script, in its text form or as JSON

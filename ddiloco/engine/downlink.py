@@ -14,8 +14,9 @@ from ddiloco.algo.downlink import step_adder
 from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config
 from ddiloco.engine.loading import make_down_codec
+from ddiloco.engine.parts import check_object
 from ddiloco.engine.ports import Call, Item, Job
-from ddiloco.engine.records import check_object, unpack_params
+from ddiloco.engine.records import unpack_params
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import FragmentState, StepLink
 from ddiloco.protocol.schedule import Schedule

@@ -6,7 +6,7 @@ whatever reads parameters is dispatched before the next step is.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,12 @@ from ddiloco.algo import codecs
 from ddiloco.algo.downlink import step_adder
 from ddiloco.config import Config
 from ddiloco.engine.downlink import Held, make_downlink
+from ddiloco.engine.learner_bytes import (
+  Captured,
+  Encoded,
+  LearnerBytes,
+  part_of,
+)
 from ddiloco.engine.loading import Model, make_outer, rounding_words
 from ddiloco.engine.pieces import DevicePieces, Leaves
 from ddiloco.engine.ports import StepResult
@@ -32,22 +38,19 @@ from ddiloco.protocol.learner_types import (
   Settle,
   Step,
 )
-from ddiloco.protocol.messages import Contribution, FragmentState
-
-
-class Encoded(NamedTuple):
-  """Dispatched encodings of a round's fragments."""
-
-  contributions: tuple[Contribution, ...]
-  payloads: dict[int, codecs.Payload]
-  norms: list[jax.Array]  # of each fragment's tensors
+from ddiloco.protocol.messages import FragmentState
 
 
 class LearnerArrays:
   """What the learner's plane needs of JAX."""
 
-  def __init__(self, config: Config, model: Model, state: Any):
-    """Takes over `state`; its parameters are the first anchors."""
+  def __init__(
+    self, config: Config, model: Model, state: Any, *, overwritten: bool = True
+  ):
+    """Takes over `state`; its parameters are the first anchors.
+
+    They are a commit's that its moments do not know of, if `overwritten`.
+    """
     program, layout, codec = model.program, model.layout, model.codec
     self._program, self._state = program, state
     self._hook = getattr(program, "overwritten", None)
@@ -70,17 +73,18 @@ class LearnerArrays:
       self._residuals.append(
         tuple(map(jax.device_put, residual, where[: len(residual)]))
       )
-    self._next_residuals: dict[tuple[int, int], dict[int, Any]] = {}
-    self._encoded: dict[int, Encoded] = {}  # of rounds not decided yet
+    # By round and attempt, until the round is decided.
+    self._encoded: dict[tuple[int, int], Encoded] = {}
     self._fetched: dict[tuple[int, int], tuple[Leaves, Leaves]] = {}
     self.downlink = make_downlink(config, layout)
     self._held: dict[int, Held] = {}  # the newest anchors; where steps come
     self._samples = program.samples_per_step  # of the last step
     self._prefetched: tuple[Any, ...] = ()  # sample, count, batch, tokens
-    # A life starts with the parameters of commits.
-    self._state = self._overwritten(range(layout.num_fragments))
+    if overwritten:
+      self._state = self._overwritten(range(layout.num_fragments))
     self.last_metrics: dict[str, float] = {}
     self.travel = travelling(config, program, state)
+    self.bytes = LearnerBytes(program, state, layout, codec)
 
   def warm_up(self, first_sample: int) -> None:
     """Opens the data and compiles the encoders before the first step."""
@@ -136,6 +140,33 @@ class LearnerArrays:
   def is_finite(self, state: Any) -> bool:
     """Whether all numbers of a copied state are; waits for it."""
     return bool(_all_finite(state))
+
+  # --- Snapshots ------------------------------------------------------------
+
+  @classmethod
+  def resumed(
+    cls, config: Config, model: Model, captured: Captured
+  ) -> "LearnerArrays":
+    """Those of a life that goes on where a snapshot was taken."""
+    arrays = cls(config, model, captured.state, overwritten=False)
+    where = arrays._pieces.shardings
+    for p in range(model.layout.num_fragments):
+      arrays._anchors[p] = _put(captured.anchors[p], where[p])
+      arrays._residuals[p] = _put(captured.residuals[p], where[p])
+    for key, item in captured.encoded.items():
+      arrays._encoded[key] = item._replace(
+        residuals={p: _put(r, where[p]) for p, r in item.residuals.items()}
+      )
+    return arrays
+
+  def capture(self) -> Captured:
+    """All there is to the learner now; what follows changes none of it."""
+    return Captured(
+      self.copy_state(),
+      tuple(self._anchors),
+      tuple(self._residuals),
+      dict(self._encoded),
+    )
 
   # --- Commits --------------------------------------------------------------
 
@@ -230,9 +261,9 @@ class LearnerArrays:
     again: parameters may have moved on since (wait = exact).
     """
     t, attempt = command.round, command.attempt
-    held = self._encoded.get(t)
+    held = self._encoded.get((t, attempt - 1))
     if held is not None and held.contributions == command.contributions:
-      self._next_residuals[t, attempt] = self._next_residuals[t, attempt - 1]
+      self._encoded[t, attempt] = held
       return held
     leaves = jax.tree.leaves(self._program.params(self._state))
     payloads, norms, residuals = {}, [], {}
@@ -247,9 +278,9 @@ class LearnerArrays:
       array.copy_to_host_async()
     if any(self._eager_steps):
       self._step_eagerly(t, payloads, leaves)
-    self._next_residuals[t, attempt] = residuals
-    self._encoded[t] = Encoded(command.contributions, payloads, norms)
-    return self._encoded[t]
+    encoded = Encoded(command.contributions, payloads, norms, residuals)
+    self._encoded[t, attempt] = encoded
+    return encoded
 
   def norms(self, encoded: Encoded) -> tuple[int, ...] | None:
     """Of every fragment's outer gradient, in 1e-9; None if one is no number."""
@@ -258,16 +289,14 @@ class LearnerArrays:
 
   def part(self, encoded: Encoded) -> bytes:
     """The bytes of computed encodings."""
-    payloads = encoded.payloads
-    return b"".join(codecs.to_bytes(payloads[p]) for p in sorted(payloads))
+    return part_of(encoded)
 
   def settle(self, command: Settle) -> None:
     """The residual of the attempt that was counted holds from here on."""
-    self._encoded.pop(command.round, None)
-    for key in [k for k in self._next_residuals if k[0] == command.round]:
-      residuals = self._next_residuals.pop(key)
+    for key in [k for k in self._encoded if k[0] == command.round]:
+      encoded = self._encoded.pop(key)
       if key[1] == command.attempt:
-        for p, residual in residuals.items():
+        for p, residual in encoded.residuals.items():
           self._residuals[p] = residual
 
   def _step_eagerly(
@@ -285,6 +314,11 @@ class LearnerArrays:
   ) -> Any:
     own = self._pieces.take(p, leaves)
     return self._encoders[p](self._residuals[p], self._anchors[p], own, words)
+
+
+def _put(tensors: Sequence[Any], where: Sequence[Any]) -> Leaves:
+  pairs = zip(tensors, where, strict=False)  # there may be no residual
+  return tuple(jax.device_put(x, w, may_alias=False) for x, w in pairs)
 
 
 def travelling(config: Config, program: Any, state: Any) -> StateBytes:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ddiloco.engine import snapshots
 from ddiloco.engine.actor import Lane, Plane, Work
 from ddiloco.engine.downlink import read_version
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
@@ -30,6 +31,7 @@ from ddiloco.protocol.learner_types import (
   FetchFailed,
   Give,
   Settle,
+  Snapshot,
   Step,
   StepDone,
   TransferAsked,
@@ -63,9 +65,9 @@ class LearnerPlane(Plane):
     tape: TapeWriter,
     now_ns: Callable[[], int],
     save_checkpoint: SaveCheckpoint | None,
-    borrowed: bool = False,
+    anchored: bool = True,
   ):
-    """Takes the arrays, whose parameters are those of `newest`.
+    """Takes the arrays of a life that starts.
 
     Args:
       arrays: a `LearnerArrays`, or a `NullLearnerArrays`.
@@ -76,7 +78,7 @@ class LearnerPlane(Plane):
       tape: where the life is recorded.
       now_ns: the clock that own-thread time is measured by.
       save_checkpoint: None: checkpoints are not taken.
-      borrowed: the parameters are a peer's own instead.
+      anchored: its anchors are the parameters of `newest`.
     """
     self.arrays = arrays
     self._rules = rules
@@ -85,7 +87,7 @@ class LearnerPlane(Plane):
     self._save_checkpoint = save_checkpoint
     self._previous, commit = newest
     self._refs = {p: {s.version: s} for p, s in enumerate(commit.fragments)}
-    if not borrowed:
+    if anchored:
       self.arrays.hold(commit.fragments)
     self._fetched = dict.fromkeys(self._refs, 0)  # or asked for
     self._exchange_ns = 0
@@ -93,6 +95,7 @@ class LearnerPlane(Plane):
     # At most one copy waits for the tape: a newer one takes its place.
     self._unsaved: collections.deque = collections.deque(maxlen=1)
     self._saving = False  # a job that will take it is on its way
+    self._snapshotting = False  # one is on its way
     self._asked: frozenset[str] = frozenset()  # requests found before
 
   # --- Commands -------------------------------------------------------------
@@ -124,6 +127,11 @@ class LearnerPlane(Plane):
       case Give():
         copy = self.arrays.copy_state()
         work = Work(Lane.ORDERED, self._record_gift(command, copy))
+      case Snapshot() if not self._snapshotting:
+        # Where the store is too slow for it, the next one has this learner.
+        self._snapshotting = True
+        captured = self.arrays.capture()
+        work = Work(Lane.ORDERED, self._record_snapshot(command, captured))
     self._exchange_ns += self._now_ns() - begin_ns
     return work
 
@@ -208,6 +216,35 @@ class LearnerPlane(Plane):
       except ExchangeError:
         pass  # the recipient asks the next one
     return TransferEnded(0, command.nonce)
+
+  # --- Snapshots ------------------------------------------------------------
+
+  def _record_snapshot(self, command: Snapshot, captured: Any) -> Job:
+    """The tape goes first: a replay begins where the snapshot was taken."""
+    try:
+      yield from self._tape.flush()
+    except ExchangeError:
+      self._snapshotting = False
+      return None
+    return Work(Lane.CHECKPOINT, self._snapshot(command, captured))
+
+  def _snapshot(self, command: Snapshot, captured: Any) -> Job:
+    yield Ready(captured.state)
+    if self.arrays.is_finite(captured.state):
+      record = {
+        "run_id": self._rules.run_id,
+        "round": command.round,
+        "state": command.state,
+        "attempts": captured.attempts,
+        "shapes": self.arrays.bytes.digest,
+      }
+      try:
+        data = self.arrays.bytes.pack(captured)
+        yield from snapshots.write_learner(record, data)
+      except ExchangeError:
+        pass  # it is left out
+    self._snapshotting = False
+    return None
 
   # --- Answers --------------------------------------------------------------
 

@@ -5,13 +5,14 @@ is, so that a mix-up is found like any other damage.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco.engine.downlink import Held
+from ddiloco.engine.parts import check_object
 from ddiloco.engine.ports import StepResult
-from ddiloco.engine.records import check_object
 from ddiloco.protocol.learner_types import ApplyFragments, Encode, Settle, Step
-from ddiloco.protocol.messages import Counted, FragmentState
+from ddiloco.protocol.messages import Contribution, Counted, FragmentState
+from ddiloco.protocol.snapshots import Attempt
 
 ANSWER_BYTES = 8  # of every fragment: its norm in 1e-9, big-endian
 NORM = 1_000_000_000
@@ -49,6 +50,32 @@ class NullStateBytes:
     return STATE
 
 
+class NullCaptured(NamedTuple):
+  """Stands in for `Captured`."""
+
+  encoded: dict[tuple[int, int], tuple[Contribution, ...]]
+  state: None = None
+
+  @property
+  def attempts(self) -> tuple[Attempt, ...]:
+    """See `Captured`."""
+    return tuple(Attempt(*key, self.encoded[key]) for key in self.encoded)
+
+
+class NullLearnerBytes:
+  """Stands in for `LearnerBytes`."""
+
+  digest = "null"
+
+  def num_bytes(self, attempts: Sequence[Attempt]) -> int:
+    """Something for each of them."""
+    return len(STATE) + len(attempts)
+
+  def pack(self, captured: NullCaptured) -> bytes:
+    """Something to carry."""
+    return STATE + bytes(len(captured.encoded))
+
+
 class NullLearnerArrays:
   """Stands in for `LearnerArrays`."""
 
@@ -66,6 +93,8 @@ class NullLearnerArrays:
     self._fetched: set[tuple[int, int]] = set()
     self.last_metrics: dict[str, float] = {}
     self.travel = NullStateBytes()
+    self.bytes = NullLearnerBytes()
+    self._encoded: dict[tuple[int, int], tuple[Contribution, ...]] = {}
 
   def step(self, command: Step) -> StepResult:
     """Nothing is computed."""
@@ -83,6 +112,15 @@ class NullLearnerArrays:
 
   def copy_state(self) -> None:
     """Nothing to copy."""
+
+  def resume(self, attempts: Sequence[Attempt]) -> None:
+    """Takes over the open answers of a snapshot."""
+    for item in attempts:
+      self._encoded[item.round, item.attempt] = item.contributions
+
+  def capture(self) -> NullCaptured:
+    """The open answers are all there is."""
+    return NullCaptured(dict(self._encoded))
 
   def place(
     self, t: int, p: int, ref: FragmentState, data: bytes | None
@@ -129,6 +167,7 @@ class NullLearnerArrays:
 
   def encode(self, command: Encode) -> Encode:
     """The command itself stands for its arrays."""
+    self._encoded[command.round, command.attempt] = command.contributions
     return command
 
   def is_finite(self, copy: None) -> bool:
@@ -145,6 +184,8 @@ class NullLearnerArrays:
 
   def settle(self, command: Settle) -> None:
     """No residual."""
+    for key in [key for key in self._encoded if key[0] == command.round]:
+      del self._encoded[key]
 
 
 class NullSyncerArrays:
@@ -166,8 +207,15 @@ class NullSyncerArrays:
 
   def stored(self, p: int, t: int | None = None) -> tuple[bytes, bytes]:
     """The fragment and its version, in words."""
-    version = self._versions[p] if t is None else t
-    return _words(p, version), b""
+    return self.pack((p, self._versions[p] if t is None else t))
+
+  def capture(self) -> tuple[tuple[int, int], ...]:
+    """The versions of the fragments."""
+    return tuple(self._versions.items())
+
+  def pack(self, fragment: tuple[int, int]) -> tuple[bytes, bytes]:
+    """What is stored of one."""
+    return _words(*fragment), b""
 
   def step(self, p: int, t: int) -> bytes | None:
     """From the version before to round t's candidate."""

@@ -88,6 +88,21 @@ class Call(NamedTuple):
     return getattr(exchange, self.method)(*self.args, **options)
 
 
+def run_calls(job: "Job", exchange: Any) -> Any:
+  """The result of a job that requests nothing but operations."""
+  try:
+    request = next(job)
+    while True:
+      try:
+        answer = request.on(exchange)
+      except ExchangeError as error:
+        request = job.throw(error)
+      else:
+        request = job.send(answer)
+  except StopIteration as stop:
+    return stop.value
+
+
 class Ready(NamedTuple):
   """A request of a job: wait until these device arrays are computed."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ddiloco.algo import codecs
 from ddiloco.algo.fragments import Layout, join, take
+from ddiloco.engine.parts import check_object
 from ddiloco.engine.ports import DamagedRun
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, FragmentState
@@ -96,19 +97,3 @@ def fragment_norm(lengths: np.ndarray) -> int | None:
   """
   norm = float(np.linalg.norm(np.asarray(lengths, np.float64)))
   return round(norm * _NORM_UNITS) if math.isfinite(norm) else None
-
-
-def check_object(
-  data: bytes | None, size_bytes: int, sha256: str, what: str
-) -> None:
-  """`ValueError` unless these are the bytes that a record names."""
-  if data is None:
-    raise ValueError(f"the {what} are gone")
-  if isinstance(data, wire.Unauthentic):
-    raise ValueError(f"the {what} are refused: {data.why}")
-  found = wire.sha256(data)
-  if (len(data), found) != (size_bytes, sha256):
-    raise ValueError(
-      f"the {what} are damaged: {len(data)} bytes with SHA-256 {found[:12]}, "
-      f"where the record names {size_bytes} bytes with {sha256[:12]}"
-    )

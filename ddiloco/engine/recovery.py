@@ -4,22 +4,20 @@ Its own checkpoint if that is fresh enough; else the state of a healthy peer,
 which it asks for through the exchange; else nothing (`RecoveryConfig`).
 """
 
-from collections.abc import Iterator
+import functools
 from typing import Any, NamedTuple
 
 from ddiloco.config import RecoveryConfig
 from ddiloco.engine import startup
+from ddiloco.engine.parts import check_sizes, read_parts, write_parts
 from ddiloco.engine.ports import Call, ExchangeError, Job, Pause
-from ddiloco.engine.records import read_commit
 from ddiloco.engine.startup import Newest
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Member, TransferHeader, TransferRequest
-from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.types import SECOND_NS
 
 _LOOK_EVERY_NS = SECOND_NS // 20
-_PART_BYTES = 64 * 1024 * 1024
 _SILENT_BEATS = 3  # without a sign of life, and the next peer is asked
 
 
@@ -95,22 +93,13 @@ def find_source(
   if donation is None:
     return Source(newest, refusals=refusals)
   if options.params == "peer":
-    at = yield from _commit_at(donation.header.seen, newest)
+    at = yield from startup.commit_at(donation.header.seen, newest)
     if at is None:
       gone = (donation.header.learner, "the commit it had seen is gone")
       return Source(newest, refusals=(*refusals, gone))
     return Source(at, donation=donation, borrowed=True, refusals=refusals)
   newer = yield from startup.find_newest(schedule)
   return Source(newer, donation=donation, refusals=refusals)
-
-
-def _commit_at(t: int, newest: Newest) -> Job:
-  """Round t's commit, unless its content is gone already."""
-  item = yield Call("get", (keys.commit(t),))
-  if item is None or item.value == SWEPT:
-    return None
-  commit = read_commit(item.value, t, newest.commit.run_id)
-  return Newest(commit, wire.sha256(item.value), newest.genesis)
 
 
 def _ask_peers(
@@ -187,16 +176,12 @@ def _take(wanted: Wanted, donor: Member, data: bytes) -> Job:
   fault = _fault(wanted, donor, header)
   if fault:
     return fault
-  parts = []
-  for number, part in enumerate(header.parts):
-    ends = donor.learner, wanted.learner, wanted.nonce
-    item = yield Call("get", (keys.transfer_part(*ends, number),))
-    if item is None or len(item.value) != part.bytes:
-      return f"part {number} of its state is missing or torn"
-    if wire.sha256(item.value) != part.sha256:
-      return f"part {number} of its state is damaged"
-    parts.append(item.value)
-  return Donation(header, b"".join(parts))
+  ends = donor.learner, wanted.learner, wanted.nonce
+  name = functools.partial(keys.transfer_part, *ends)
+  try:
+    return Donation(header, (yield from read_parts(name, header.parts)))
+  except ValueError as error:
+    return str(error)
 
 
 def _fault(wanted: Wanted, donor: Member, header: TransferHeader) -> str:
@@ -207,9 +192,10 @@ def _fault(wanted: Wanted, donor: Member, header: TransferHeader) -> str:
     return f"it had seen round {header.seen}, not {wanted.seen}"
   if header.state != wanted.state:
     return "its state has other shapes than this program's"
-  sizes = [part.bytes for part in header.parts]
-  if sizes != list(_part_sizes(wanted.num_bytes)):
-    return f"its parts have {sum(sizes)} bytes, not {wanted.num_bytes}"
+  try:
+    check_sizes(header.parts, wanted.num_bytes)
+  except ValueError as error:
+    return str(error)
   return ""
 
 
@@ -221,21 +207,12 @@ def _forget_earlier(learner: int) -> Job:
       yield Call("delete_prefix", (keys.transfer(*ends),))
 
 
-def _part_sizes(num_bytes: int) -> Iterator[int]:
-  for start in range(0, num_bytes, _PART_BYTES):
-    yield min(num_bytes - start, _PART_BYTES)
-
-
 # --- The donor's side --------------------------------------------------------
 
 
 def publish(header: dict[str, Any], ends: tuple, data: bytes) -> Job:
   """Writes a state that was asked for; its record comes last."""
-  parts = []
-  view = memoryview(data)
-  for number, size in enumerate(_part_sizes(len(data))):
-    part, view = bytes(view[:size]), view[size:]
-    yield Call("put", (keys.transfer_part(*ends, number), part))
-    parts.append(messages.PartRef(len(part), wire.sha256(part)))
-  record = TransferHeader(**header, parts=tuple(parts))
+  name = functools.partial(keys.transfer_part, *ends)
+  parts = yield from write_parts(name, data)
+  record = TransferHeader(**header, parts=parts)
   yield Call("put", (keys.transfer_header(*ends), messages.encode(record)))

@@ -51,6 +51,15 @@ def find_newest(schedule: Schedule) -> Job:
       commit, data = read_commit(item.value, t, commit.run_id), item.value
 
 
+def commit_at(t: int, newest: Newest) -> Job:
+  """Round t's commit; None if its content is gone already."""
+  item = yield Call("get", (keys.commit(t),))
+  if item is None or item.value == SWEPT:
+    return None
+  commit = read_commit(item.value, t, newest.commit.run_id)
+  return Newest(commit, wire.sha256(item.value), newest.genesis)
+
+
 def create_run(
   run_id: str, genesis: Genesis, epoch: int, fragments: tuple
 ) -> Job:

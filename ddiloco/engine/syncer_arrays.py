@@ -19,11 +19,8 @@ from ddiloco.algo.outer import (
 from ddiloco.config import Config
 from ddiloco.engine.downlink import ArrayDownlink, make_downlink
 from ddiloco.engine.loading import make_outer, rounding_words
-from ddiloco.engine.records import (
-  check_object,
-  fragment_norm,
-  read_params,
-)
+from ddiloco.engine.parts import check_object
+from ddiloco.engine.records import fragment_norm, read_params
 from ddiloco.protocol.messages import Counted, FragmentState
 
 Key = tuple[int, int, int, int]  # round, learner, incarnation, attempt
@@ -136,7 +133,16 @@ class SyncerArrays:
 
     The downlink's residual follows the outer optimizer's own state.
     """
-    fragment = self._fragments[p] if t is None else self._candidates[t][p]
+    return self.pack(
+      self._fragments[p] if t is None else self._candidates[t][p]
+    )
+
+  def capture(self) -> tuple[Fragment, ...]:
+    """The fragments as of the newest commit; nothing changes them."""
+    return tuple(self._fragments[p] for p in sorted(self._fragments))
+
+  def pack(self, fragment: Fragment) -> tuple[bytes, bytes]:
+    """The bytes of a captured fragment, as `stored` has them."""
     state = state_to_bytes((fragment.outer, fragment.residual))
     return codecs.to_bytes(fragment.params), state
 

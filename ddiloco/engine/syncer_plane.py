@@ -1,8 +1,11 @@
 """Carries out the syncer's commands: inspects, merges, stores, commits."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+from ddiloco.config import SnapshotConfig, seconds_to_ns
+from ddiloco.engine import snapshots, startup
 from ddiloco.engine.actor import Lane, Plane, Work
 from ddiloco.engine.downlink import read_params, step_object
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
@@ -18,6 +21,7 @@ from ddiloco.protocol.messages import (
 )
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
+from ddiloco.protocol.snapshots import Manifest
 from ddiloco.protocol.syncer import OVERTAKEN
 from ddiloco.protocol.syncer_types import (
   AnswerChecked,
@@ -29,6 +33,7 @@ from ddiloco.protocol.syncer_types import (
   MemberSeen,
   Merge,
   Merged,
+  Snapshot,
   StopRequested,
   Sweep,
   WriteCommit,
@@ -42,14 +47,24 @@ class SyncerPlane(Plane):
   """One life of the syncer, as far as the exchange is concerned."""
 
   def __init__(
-    self, *, arrays: Any, rules: Rules, epoch: int, tape: TapeWriter
+    self,
+    *,
+    arrays: Any,
+    rules: Rules,
+    epoch: int,
+    tape: TapeWriter,
+    snapshot: SnapshotConfig,
+    say: Callable[[str], None] = lambda line: None,
   ):
-    """Takes a `SyncerArrays`, or a `NullSyncerArrays`."""
+    """Takes a `SyncerArrays`, or a `NullSyncerArrays`; `say` gets news."""
     self.arrays = arrays
     self._rules, self._epoch, self._tape = rules, epoch, tape
     self._headers: dict[Key, AnswerHeader] = {}
     self._members: dict[int, tuple[int, int, bool]] = {}
     self._fragments: tuple[FragmentState, ...] = ()  # the newest versions
+    self._newest: tuple[Commit, str] | None = None  # of this life
+    self._snapshot_options, self._say = snapshot, say
+    self._snapshotting = False  # one is on its way
 
   # --- State ----------------------------------------------------------------
 
@@ -116,6 +131,17 @@ class SyncerPlane(Plane):
         return Work(Lane.ORDERED, self._commit(command.commit))
       case Sweep():
         return Work(Lane.PARALLEL, self._sweep(command))
+      case Snapshot() if self._snapshotting:
+        self._say(
+          f"no snapshot of round {command.round}: the one before is still "
+          "being written"
+        )
+      case Snapshot():
+        self._snapshotting = True
+        # Taken now: the next commit replaces them.
+        captured, newest = self.arrays.capture(), self._newest
+        job = self._snapshot(command, captured, newest)
+        return Work(Lane.CHECKPOINT, job)
     return None
 
   def _check(self, key: Key, header: AnswerHeader) -> Job:
@@ -157,10 +183,37 @@ class SyncerPlane(Plane):
     self.arrays.close(t, won)
     if won:
       self._fragments = commit.fragments
+      self._newest = commit, wire.sha256(data)
     # A copy of the keys: other threads add headers meanwhile.
     for key in [key for key in list(self._headers) if key[0] <= t]:
       self._headers.pop(key, None)
     return Committed(0, t, won, wire.sha256(data))
+
+  def _snapshot(
+    self, command: Snapshot, captured: Any, newest: tuple[Commit, str]
+  ) -> Job:
+    options, t = self._snapshot_options, command.round
+    found = yield from snapshots.write_rest(
+      *newest,
+      map(self.arrays.pack, captured),
+      command.learners,
+      self._read_members(),
+      patience_ns=seconds_to_ns(options.patience_s),
+      keep=options.keep,
+    )
+    self._snapshotting = False
+    self._say(_told(t, found))
+    return None
+
+  def _read_members(self) -> Job:
+    """The newest record of every learner that ever joined."""
+    found = []
+    for learner, life in (yield from self.list_members()):
+      item = yield Call("get", (keys.member(learner, life),))
+      member = startup.read_member(item)
+      if member is not None and member.run_id == self._rules.run_id:
+        found.append(member)
+    return tuple(found)
 
   def _sweep(self, command: Sweep) -> Job:
     """Deletes; what an outage leaves behind goes at the next start."""
@@ -271,6 +324,15 @@ class SyncerPlane(Plane):
       return None
     self._members[learner] = news
     return MemberSeen(0, learner, *news)
+
+
+def _told(t: int, found: Manifest | str) -> str:
+  """What there is to say of a snapshot that was tried."""
+  if isinstance(found, str):
+    return f"no snapshot of round {t}: {found}"
+  learners = ", ".join(str(item.state.learner) for item in found.learners)
+  left_out = "".join(f", without learner {m}" for m in found.left_out)
+  return f"snapshot of round {t}: learners {learners or 'none'}{left_out}"
 
 
 def _vital(method: str, key: str, value: bytes) -> Call:

@@ -187,10 +187,12 @@ class Driver:
   def _run(self, work: Work) -> None:
     begin = time.monotonic()
     try:
-      event = run_job(work.job, self.exchange)
+      event = run_job(work.job, self.exchange, self.stopped)
       if work.lane is Lane.COMPUTE and self._slowdown > 1:
         elapsed_s = time.monotonic() - begin
         self.stopped.wait((self._slowdown - 1) * elapsed_s)
+    except KeyboardInterrupt:
+      return  # the life has ended, and what pauses waits for others
     except Exception as error:  # noqa: BLE001 - re-raised by the main thread
       event = error
     if isinstance(event, Work):  # goes on in another lane

@@ -82,7 +82,10 @@ def run_evaluator(
       evaluator.evaluate_learners(of)
       return Exit.OK
     if measure is None and not evaluator.results:
-      evaluator.initial()
+      if newest.genesis.origin is None:
+        evaluator.initial()
+      else:  # a restored run began with other parameters
+        evaluator.evaluate_newest()
     if follow:
       evaluator.follow()
     evaluator.evaluate_newest()

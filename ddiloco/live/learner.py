@@ -6,12 +6,13 @@ import signal
 import threading
 import time
 import uuid
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco.config import Config, learner_value, seconds_to_ns
-from ddiloco.engine import recovery, startup
+from ddiloco.engine import recovery, resumption, startup
 from ddiloco.engine.actor import Actor
 from ddiloco.engine.learner_arrays import LearnerArrays, travelling
+from ddiloco.engine.learner_bytes import LearnerBytes
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.ports import ExchangeError
 from ddiloco.engine.sealing import RunKey
@@ -24,7 +25,12 @@ from ddiloco.live.driver import Driver, Pace, run_job, stop_by_signal
 from ddiloco.live.log import logger
 from ddiloco.protocol import invariants, keys, messages, tape
 from ddiloco.protocol import learner as machine
-from ddiloco.protocol.learner_types import Joined, StopRequested, Tick
+from ddiloco.protocol.learner_types import (
+  Joined,
+  Resumed,
+  StopRequested,
+  Tick,
+)
 from ddiloco.protocol.rules import Rules
 from ddiloco.types import Exit
 
@@ -88,6 +94,19 @@ def _exit_code(reason: str, learner: int) -> Exit:
   return Exit.STOPPED
 
 
+class _Entry(NamedTuple):
+  """How a life enters the run."""
+
+  arrays: LearnerArrays
+  newest: startup.Newest  # the commit it joins at
+  member: messages.Member
+  event: Joined | Resumed
+  next_sample: int
+  anchored: bool  # its anchors are that commit's
+  restored: tuple[int, int] | None = None  # see `tape.Header`
+  donor: tuple[int, int, int] | None = None
+
+
 class Life:
   """One incarnation of a learner and the threads it needs."""
 
@@ -100,11 +119,79 @@ class Life:
     self._driver: Driver | None = None
     self._plane: LearnerPlane | None = None
     self._member: messages.Member | None = None
-    self.joined: Joined | None = None
+    self.joined: Joined | Resumed | None = None
 
   def join(self) -> Driver:
     """Takes the newest parameters and claims the next incarnation."""
-    setup, nonce = self._setup, uuid.uuid4().hex
+    nonce = uuid.uuid4().hex
+    entry = self._resume(nonce) or self._enter(nonce)
+    self._member, commit = entry.member, entry.newest.commit
+    rules = self._setup.rules(commit.run_id)
+    writer = TapeWriter(
+      workplace.tape_header(
+        self._setup.config,
+        commit.run_id,
+        tape.learner_actor(self._learner),
+        entry.member.incarnation,
+        restored=entry.restored,
+        donor=entry.donor,
+      )
+    )
+    self._plane = LearnerPlane(
+      arrays=entry.arrays,
+      rules=rules,
+      learner=self._learner,
+      incarnation=entry.member.incarnation,
+      newest=(entry.newest.digest, commit),
+      tape=writer,
+      now_ns=time.monotonic_ns,
+      save_checkpoint=self._checkpoints.save,
+      anchored=entry.anchored,
+    )
+    entry.arrays.warm_up(entry.next_sample)
+    self.joined = entry.event
+    logger.info(
+      "learner %d, life %d, joins after round %d at sample %d",
+      self._learner,
+      entry.member.incarnation,
+      commit.round,
+      entry.next_sample,
+    )
+    return self._make_driver(rules, writer)
+
+  def _resume(self, nonce: str) -> "_Entry | None":
+    """Goes on with a snapshot, if there is one of this learner in the run."""
+    setup, like = self._setup, self._setup.state
+    newest = setup_lib.wait_for_run(setup)
+    model = setup.model
+    layout = LearnerBytes(model.program, like, model.layout, model.codec)
+    who = self._learner, nonce, workplace.host(), os.getpid()
+    found = setup.run(resumption.resume(newest, *who, layout))
+    try:
+      if isinstance(found, str):
+        raise ValueError(found)
+      captured = layout.unpack(like, found.header.attempts, found.data)
+    except ValueError as why:
+      if str(why):
+        logger.warning("learner %d starts anew: %s", self._learner, why)
+      return None
+    logger.info(
+      "goes on where the snapshot of round %d was taken, at step %d",
+      found.header.round,
+      found.header.state.step,
+    )
+    return _Entry(
+      LearnerArrays.resumed(setup.config, model, captured),
+      found.newest,
+      found.member,
+      found.event,
+      found.header.state.next_sample,
+      anchored=False,
+    )
+
+  def _enter(self, nonce: str) -> "_Entry":
+    """Joins at the newest commit, with the best state there is."""
+    setup = self._setup
     restored = self._checkpoints.restore(setup.state)
     position = restored.position if restored else {}
     source, state = self._source(restored, nonce)
@@ -112,7 +199,7 @@ class Life:
     if not source.borrowed:
       newest, params = self._newest_params(state)
       state = setup.program.with_params(state, params)
-    self._member, last = setup.run(
+    member, last = setup.run(
       startup.claim_member(
         newest.commit.run_id,
         self._learner,
@@ -125,65 +212,29 @@ class Life:
       position.get("next_sample", 0), last.next_sample if last else 0
     )
     commit = newest.commit
-    rules = setup.rules(commit.run_id)
-    name, life = tape.learner_actor(self._learner), self._member.incarnation
-    writer = TapeWriter(
-      workplace.tape_header(
-        setup.config,
-        commit.run_id,
-        name,
-        life,
-        restored=(
-          (position["incarnation"], position["step"])
-          if source.checkpoint
-          else None
-        ),
-        donor=source.donor,
-      )
-    )
-    self._plane = self._make_plane(
-      state, newest, rules, writer, borrowed=source.borrowed
-    )
-    self._plane.arrays.warm_up(next_sample)
-    self.joined = Joined(
+    joined = Joined(
       now_ns=0,
       learner=self._learner,
-      incarnation=life,
+      incarnation=member.incarnation,
       seen=commit.round,
       run_tokens=commit.tokens,
       versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
       next_sample=next_sample,
       borrowed=source.borrowed,
     )
-    logger.info(
-      "learner %d, life %d, joins after round %d at sample %d",
-      self._learner,
-      life,
-      commit.round,
+    return _Entry(
+      LearnerArrays(setup.config, setup.model, state),
+      newest,
+      member,
+      joined,
       next_sample,
-    )
-    return self._make_driver(rules, writer)
-
-  def _make_plane(
-    self,
-    state: Any,
-    newest: startup.Newest,
-    rules: Rules,
-    writer: TapeWriter,
-    *,
-    borrowed: bool,
-  ) -> LearnerPlane:
-    setup = self._setup
-    return LearnerPlane(
-      arrays=LearnerArrays(setup.config, setup.model, state),
-      rules=rules,
-      learner=self._learner,
-      incarnation=self._member.incarnation,
-      newest=(newest.digest, newest.commit),
-      tape=writer,
-      now_ns=time.monotonic_ns,
-      save_checkpoint=self._checkpoints.save,
-      borrowed=borrowed,
+      anchored=not source.borrowed,
+      restored=(
+        (position["incarnation"], position["step"])
+        if source.checkpoint
+        else None
+      ),
+      donor=source.donor,
     )
 
   def _make_driver(self, rules: Rules, writer: TapeWriter) -> Driver:

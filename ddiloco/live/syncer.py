@@ -171,7 +171,12 @@ class _Life:
     )
     arrays = SyncerArrays.from_config(setup.config, setup.layout, setup.codec)
     self._plane = SyncerPlane(
-      arrays=arrays, rules=rules, epoch=epoch, tape=writer
+      arrays=arrays,
+      rules=rules,
+      epoch=epoch,
+      tape=writer,
+      snapshot=setup.config.snapshot,
+      say=logger.info,
     )
     if newest is None:
       arrays.initialise(

@@ -13,7 +13,10 @@ STATES = "state/"
 MEMBERS = "members/"
 TAPES = "tape/"
 TRANSFERS = "transfer/"
+SNAPSHOTS = "snapshot/"
+ORIGIN = "origin/"  # the snapshot that a restored run has started from
 LEASE = "lease/0"
+_MANIFEST = "complete"
 _COMMIT = re.compile(r"commit/([0-9]{9})")
 _ANSWER = re.compile(r"answer/([0-9]{9})\.")
 _STATE = re.compile(r"state/([0-9]{9})\.([0-9]+)\.[0-9]+\.(params|outer|step)")
@@ -21,6 +24,7 @@ _REQUEST = re.compile(r"transfer/([0-9]{1,6})\.([0-9]{1,6})\.([^.]+)\.request")
 _EPOCH = re.compile(
   r"tape/syncer\.([0-9]+)/[0-9]+|state/[0-9]{9}\.[0-9]+\.([0-9]+)\.[a-z]+"
 )
+_SNAPSHOT = re.compile(r"snapshot/([0-9]{9})\.(.+)")
 _MEMBER = re.compile(r"members/([0-9]{1,6})\.([0-9]{1,9})")
 
 
@@ -133,6 +137,44 @@ def transfer_ends(key: str) -> tuple[int, int, str] | None:
   """The (donor, recipient, nonce) of a request's key; None if it is none."""
   match = _REQUEST.fullmatch(key)
   return (int(match[1]), int(match[2]), match[3]) if match else None
+
+
+def snapshot(t: int) -> str:
+  """The prefix of the snapshot whose marker is the commit of round t."""
+  return f"{SNAPSHOTS}{t:09d}."
+
+
+def snapshot_round(key: str) -> tuple[int, bool] | None:
+  """Of a snapshot's object: its round, and whether it is the manifest."""
+  match = _SNAPSHOT.fullmatch(key)
+  return (int(match[1]), match[2] == _MANIFEST) if match else None
+
+
+def manifest(prefix: str) -> str:
+  """The record that makes a snapshot complete; `prefix` may be `ORIGIN`."""
+  return f"{prefix}{_MANIFEST}"
+
+
+def snapshot_params(prefix: str, p: int) -> str:
+  """A fragment's f32 parameters as of a snapshot."""
+  return f"{prefix}{p}.params"
+
+
+def snapshot_outer(prefix: str, p: int) -> str:
+  """The outer optimizer's state that belongs to them."""
+  return f"{prefix}{p}.outer"
+
+
+def snapshot_header(prefix: str, learner: int, incarnation: int) -> str:
+  """A learner's record in a snapshot."""
+  return f"{prefix}learner-{learner}.{incarnation}.header"
+
+
+def snapshot_part(
+  prefix: str, learner: int, incarnation: int, part: int
+) -> str:
+  """Some of a learner's arrays in a snapshot."""
+  return f"{prefix}learner-{learner}.{incarnation}.part-{part}"
 
 
 def tape(actor: str, incarnation: int, segment: int) -> str:

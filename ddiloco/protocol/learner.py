@@ -13,9 +13,11 @@ from ddiloco.protocol.learner_answers import (
   answer_or_retry,
   answered,
   choose,
+  offer,
 )
 from ddiloco.protocol.learner_fragments import apply, fetch, refetch
 from ddiloco.protocol.learner_policies import boundary_exact, boundary_own
+from ddiloco.protocol.learner_snapshots import record, resumed
 from ddiloco.protocol.learner_types import (
   AnswerFailed,
   AnswerWritten,
@@ -31,6 +33,7 @@ from ddiloco.protocol.learner_types import (
   Joined,
   LearnerState,
   Resized,
+  Resumed,
   Settle,
   Step,
   StepDone,
@@ -53,8 +56,12 @@ _DIVERGED_MAX = 3  # answers in a row: one may be a fragment's own trouble
 _Commands = list[Command]
 
 
-def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
+def start(
+  event: Joined | Resumed, rules: Rules
+) -> tuple[LearnerState, list[Command]]:
   """The state of a life that has just claimed its incarnation."""
+  if isinstance(event, Resumed):
+    return _resume(event, rules)
   assert len(event.versions) == rules.schedule.num_fragments
   state = LearnerState(
     learner=event.learner,
@@ -94,6 +101,7 @@ def start(event: Joined, rules: Rules) -> tuple[LearnerState, list[Command]]:
     diverged=0,
     asked=(),
     giving=(),
+    marked=False,
     stopping="",
     done=False,
   )
@@ -139,7 +147,7 @@ def step(
       state = replace(state, giving=giving)
     case Tick():
       pass
-    case Joined():
+    case Joined() | Resumed():
       raise AssertionError("a life joins once")
   # What cannot be fetched is asked for again at the next boundary or tick,
   # not at once: a store that is down answers fast.
@@ -149,8 +157,14 @@ def step(
 
 
 def watched(state: LearnerState, rules: Rules) -> int | None:
-  """The round whose commit to look for."""
-  return None if state.done else rules.schedule.next_round(state.seen)
+  """The round whose commit to look for.
+
+  None until the snapshot is taken that the newest one asks for: what comes
+  after it must leave no trace there.
+  """
+  if state.done or state.marked:
+    return None
+  return rules.schedule.next_round(state.seen)
 
 
 def wake_ns(state: LearnerState, now_ns: int) -> int | None:
@@ -213,6 +227,7 @@ def _saw_commit(
   )
   if rules.ended(t, event.run_tokens):
     return replace(state, stopping=state.stopping or COMPLETED)
+  state = replace(state, marked=rules.marks(t))
   mine = rules.apply is not Apply.OWN or event.counted_attempt > 0
   if not mine and not out_of_reach(state):
     return state
@@ -234,6 +249,7 @@ def _caught_up(
     state,
     base=max(state.base, event.round - state.step),  # the clock of `exact`
     seen=event.round,
+    marked=False,
     run_tokens=event.run_tokens,
     came_late=state.came_late or bool(lost),
     answers=tuple(a for a in state.answers if a not in lost),
@@ -299,6 +315,7 @@ def _boundary(
   state = apply(state, rules, out)
   state = refetch(state, now_ns, rules, out)
   state = _give(state, rules, out)
+  state = record(state, rules, out)
   if rules.apply is Apply.OWN:
     state, held = boundary_own(state, now_ns, rules, out)
   elif rules.wait is Wait.EXACT:
@@ -354,6 +371,21 @@ def _give(state: LearnerState, rules: Rules, out: _Commands) -> LearnerState:
       giving=(*state.giving, asked.nonce),
     )
   return state
+
+
+# --- A restored run ---------------------------------------------------------
+
+
+def _resume(event: Resumed, rules: Rules) -> tuple[LearnerState, list[Command]]:
+  state = resumed(event)
+  out: _Commands = []
+  if rules.ended(state.seen, event.run_tokens):
+    return _finish(replace(state, stopping=COMPLETED), out), out
+  for answer in state.answers:
+    # The bytes that were on their way: parameters have moved on since.
+    again = replace(answer, attempts=answer.attempts + 1, writing=True)
+    state = offer(state, again, out)
+  return _boundary(state, event.now_ns, rules, out), out
 
 
 def _average(average_ns: int, sample_ns: int) -> int:

@@ -134,11 +134,29 @@ def answer_now(
       for p in due
       for view in (state.fragments[p],)
     )
+  answer = OpenAnswer(t, attempt, _ticks(state, now_ns), True, contributions)
+  state = offer(state, answer, out)
+  if attempt > 1:
+    return state
+  return replace(
+    state,
+    paced_step=state.step,
+    fragments=tuple(
+      replace(view, answered_step=state.step) if p in due else view
+      for p, view in enumerate(state.fragments)
+    ),
+  )
+
+
+def offer(
+  state: LearnerState, answer: OpenAnswer, out: _Commands
+) -> LearnerState:
+  """Sends an attempt on its way, in place of the one before."""
   out.append(
     Encode(
-      round=t,
-      attempt=attempt,
-      contributions=contributions,
+      round=answer.round,
+      attempt=answer.attempts,
+      contributions=answer.contributions,
       step_ns=state.step_ns,
       fetch_ns=state.fetch_ns,
       life_steps=state.step,
@@ -149,21 +167,9 @@ def answer_now(
       ),
     )
   )
-  first = before[0].contributions if before else contributions
-  answer = OpenAnswer(t, attempt, _ticks(state, now_ns), True, first)
-  others = [a for a in state.answers if a.round != t]
-  state = replace(
+  others = [a for a in state.answers if a.round != answer.round]
+  return replace(
     state,
     writes=state.writes + 1,
     answers=tuple(sorted((*others, answer), key=lambda a: a.round)),
-  )
-  if attempt > 1:
-    return state
-  return replace(
-    state,
-    paced_step=state.step,
-    fragments=tuple(
-      replace(view, answered_step=state.step) if p in due else view
-      for p, view in enumerate(state.fragments)
-    ),
   )

@@ -31,7 +31,7 @@ class OpenAnswer:
   attempts: int
   last_step: int  # own step (or timer tick) of the newest attempt
   writing: bool  # the newest attempt is on its way to the store
-  contributions: tuple[Contribution, ...]  # of the first attempt
+  contributions: tuple[Contribution, ...]  # of the newest attempt
 
 
 @record
@@ -64,6 +64,7 @@ class LearnerState:
   diverged: int  # answers in a row that were not finite
   asked: tuple["TransferAsked", ...]  # that wait for a step boundary
   giving: tuple[str, ...]  # transfers on their way to the store, by nonce
+  marked: bool  # the newest commit seen asks for a snapshot not taken yet
   stopping: str  # the reason, once asked to stop
   done: bool
 
@@ -84,6 +85,22 @@ class Joined:
   next_sample: int
   samples: int = 0  # as in `Resized`
   borrowed: bool = False  # parameters are a peer's own, not the commit's
+
+
+@record
+class Resumed:
+  """A life starts in a restored run, as its learner's snapshot has it."""
+
+  now_ns: int
+  incarnation: int
+  run_tokens: int
+  versions: tuple[tuple[int, int], ...]  # (version, epoch) per fragment
+  state: LearnerState
+
+  @property
+  def learner(self) -> int:
+    """Whose life it is."""
+    return self.state.learner
 
 
 @record
@@ -207,6 +224,7 @@ class StopRequested:
 
 Event = (
   Joined
+  | Resumed
   | StepDone
   | CommitSeen
   | CaughtUp
@@ -294,6 +312,14 @@ class Give:
 
 
 @record
+class Snapshot:
+  """Record the learner as it is now, for the snapshot of a round."""
+
+  round: int
+  state: LearnerState
+
+
+@record
 class Stop:
   """This life is over."""
 
@@ -301,5 +327,13 @@ class Stop:
 
 
 Command = (
-  Step | Fetch | ApplyFragments | Encode | Settle | Checkpoint | Give | Stop
+  Step
+  | Fetch
+  | ApplyFragments
+  | Encode
+  | Settle
+  | Checkpoint
+  | Give
+  | Snapshot
+  | Stop
 )

@@ -120,6 +120,15 @@ class Progress:
 
 
 @record
+class Origin:
+  """The snapshot that a restored run goes on from."""
+
+  run_id: str
+  round: int
+  commit: str  # digest of the marker's record
+
+
+@record
 class Genesis:
   """What commit 0 adds: everything a run is."""
 
@@ -127,6 +136,7 @@ class Genesis:
   config_sha256: str
   layout: str  # canonical JSON; `NO_LAYOUT`: the protocol ran without arrays
   code_version: str
+  origin: Origin | None = None  # None: the run began with a program's init
 
   @property
   def has_arrays(self) -> bool:

@@ -36,6 +36,7 @@ class Rules:
   global_batch: int = 0  # samples of all learners per step; 0: not fixed
   shares: tuple[Share, ...] = ()  # of it
   transfers_max: int = 1  # that a learner gives at once
+  snapshot_every: int = 0  # global steps between snapshots; 0: none
 
   @property
   def writes_max(self) -> int:
@@ -45,6 +46,11 @@ class Rules:
   def samples(self, learner: int, seen: int) -> int:
     """How many a learner takes next; 0: as many as its program does."""
     return samples(self.shares, self.global_batch, learner, seen)
+
+  def marks(self, t: int) -> bool:
+    """Whether round t is the first at or after a snapshot's global step."""
+    every = self.snapshot_every
+    return every > 0 and t // every > self.schedule.previous_round(t) // every
 
   def ended(self, t: int, tokens: int) -> bool:
     """Whether the run ends with the commit of round t."""
@@ -87,6 +93,7 @@ def make_rules(
     global_batch=config.learners.global_batch,
     shares=make_shares(config),
     transfers_max=config.recovery.transfers_max,
+    snapshot_every=config.snapshot.every_rounds,
   )
 
 

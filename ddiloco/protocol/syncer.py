@@ -29,6 +29,7 @@ from ddiloco.protocol.syncer_types import (
   Merged,
   Opened,
   RoundView,
+  Snapshot,
   Stop,
   StopRequested,
   SyncerState,
@@ -253,6 +254,10 @@ def _committed(
   )
   if rules.ended(event.round, state.tokens):
     return replace(state, stopping=state.stopping or COMPLETED)
+  if rules.marks(event.round):
+    alive = live_views(state, event.now_ns, rules)
+    lives = tuple((view.learner, view.incarnation) for view in alive)
+    out.append(Snapshot(event.round, lives))
   return _open_rounds(state, event.now_ns, rules)
 
 

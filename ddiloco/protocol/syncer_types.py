@@ -230,10 +230,18 @@ class Sweep:
 
 
 @record
+class Snapshot:
+  """Record the run as of the commit of a round."""
+
+  round: int
+  learners: tuple[tuple[int, int], ...]  # (learner, life) of the live ones
+
+
+@record
 class Stop:
   """This life is over."""
 
   reason: str
 
 
-Command = Check | Merge | Drop | WriteCommit | Sweep | Stop
+Command = Check | Merge | Drop | WriteCommit | Sweep | Snapshot | Stop

@@ -26,6 +26,7 @@ _MAX_BYTES = {
   "answer": 1024 * 1024,
   "member": 64 * 1024,
   "lease": 64 * 1024,
+  "learner-snapshot": 1024 * 1024,
 }
 _ENCODER = json.JSONEncoder(
   sort_keys=True,

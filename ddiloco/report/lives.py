@@ -16,6 +16,7 @@ from ddiloco.protocol.learner_types import (
   Fetch,
   Fetched,
   Joined,
+  Resumed,
   Step,
   StepDone,
   Stop,
@@ -86,6 +87,8 @@ class LearnerLife:
     match event:
       case Joined():
         self.joined_ns, self.joined_round = now_ns, event.seen
+      case Resumed():
+        self.joined_ns, self.joined_round = now_ns, event.state.seen
       case StepDone() if self._dispatched_ns:
         self._step_done(event, now_ns)
       case AnswerWritten():

@@ -10,13 +10,20 @@ must not hide itself.
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from ddiloco.protocol import keys, ledger, messages, tape, wire
+from ddiloco.protocol import keys, messages, tape, wire
 from ddiloco.protocol.invariants import InvariantError
-from ddiloco.protocol.learner_types import CommitSeen, Joined, Settle
+from ddiloco.protocol.learner_types import (
+  CommitSeen,
+  Joined,
+  Resumed,
+  Settle,
+)
 from ddiloco.protocol.messages import AnswerHeader, Commit, FragmentState
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
-from ddiloco.protocol.syncer_types import AnswerSeen, Committed
+from ddiloco.protocol.syncer_types import Committed
+from ddiloco.sim.audit_ledger import check_ledger
+from ddiloco.sim.audit_snapshots import check_snapshots
 from ddiloco.sim.exchange import SimExchange
 from ddiloco.types import Anchor
 
@@ -30,7 +37,7 @@ class Audit:
     self, rules: Rules, exchange: SimExchange, seed: int, *, history: bool
   ):
     """Without `history` only the newest commits are remembered."""
-    self._rules, self._exchange, self._seed = rules, exchange, seed
+    self.rules, self._exchange, self._seed = rules, exchange, seed
     self._history = history
     self.commits: dict[int, Commit] = {}
     self.newest = -1
@@ -52,7 +59,7 @@ class Audit:
     t = keys.commit_round(key)
     if t is not None and self._exchange.peek(key) is not None:
       self._require(value == SWEPT, f"{key} is written once")
-      kept = self.newest - 2 * self._rules.schedule.interval
+      kept = self.newest - 2 * self.rules.schedule.interval
       self._require(0 < t <= kept, f"{key} is kept for 2 H rounds")
     answered = keys.answer_round(key) or 0
     if key.endswith(".header") and answered > self.newest:
@@ -86,16 +93,26 @@ class Audit:
     self._check_fragments(commit)
     self.commits[t] = commit
     self.newest = max(self.newest, t)
-    self.ended = self._rules.ended(t, commit.tokens)
+    self.ended = self.rules.ended(t, commit.tokens)
     self._digests[t] = wire.sha256(value)
     if not self._history:
-      self._forget(t - 4 * self._rules.schedule.interval)
+      self._forget(t - 4 * self.rules.schedule.interval)
     self._headers = {
       key: values
       for key, values in self._headers.items()
       if keys.answer_round(key) > t
     }
     self.on_commit(t)
+
+  def adopt(self, commit: Commit, digest: str) -> None:
+    """Takes the first commit of a restored run as it is found."""
+    t = commit.round
+    self._check_fragments(commit)
+    for p, ref in enumerate(commit.fragments):
+      if ref.version != t:
+        self._check_stored(p, ref)
+        self._keep(p, ref)
+    self.commits[t], self._digests[t], self.newest = commit, digest, t
 
   def _forget(self, t: int) -> None:
     """Everything about the commits up to round t, long swept."""
@@ -125,16 +142,16 @@ class Audit:
 
   def _due(self, t: int) -> list[int]:
     """F(t), by the definition: t_p = floor(p H / P)."""
-    h, n = self._rules.schedule.interval, self._rules.schedule.num_fragments
+    h, n = self.rules.schedule.interval, self.rules.schedule.num_fragments
     return [p for p in range(n) if t > 0 and t % h == p * h // n]
 
   def _version(self, p: int, t: int) -> int:
     """The newest version of a fragment once round t is committed."""
-    h, n = self._rules.schedule.interval, self._rules.schedule.num_fragments
+    h, n = self.rules.schedule.interval, self.rules.schedule.num_fragments
     return max(t - (t - p * h // n) % h, 0)
 
   def _check_counted(self, commit: Commit) -> None:
-    t, rules = commit.round, self._rules
+    t, rules = commit.round, self.rules
     learners = [item.learner for item in commit.counted]
     self._require(
       len(set(learners)) == len(learners) >= rules.quorum_min,
@@ -242,16 +259,17 @@ class Audit:
     self._check_retention()
     for life in begun:
       self._check_tape(life)
-      learner = isinstance(life.log[0][0], Joined)
+      learner = isinstance(life.log[0][0], Joined | Resumed)
       self._replay(life, machines["learner" if learner else tape.SYNCER])
-    self._check_ledger(begun)
+    check_ledger(begun, self.commits, self.rules, self._require)
+    check_snapshots(begun, self.commits, self._exchange, self._require)
 
   def _check_retention(self) -> None:
     commit = self.commits[self.newest]
     for p, ref in enumerate(commit.fragments):
       self._check_stored(p, ref)
     for t in self.commits:
-      kept = t == 0 or t > self.newest - 2 * self._rules.schedule.interval
+      kept = t == 0 or t > self.newest - 2 * self.rules.schedule.interval
       found = self._exchange.peek(keys.commit(t))
       self._require(
         not kept or (found and wire.sha256(found) == self._digests[t]),
@@ -283,76 +301,17 @@ class Audit:
 
   def _replay(self, life: Any, machine: Any) -> None:
     (first, commands), *rest = life.log
-    state, again = machine.start(first, self._rules)
+    state, again = machine.start(first, self.rules)
     for index, (event, commands_next) in enumerate(rest, 1):
       self._require(
         tuple(again) == commands, f"{life.name} decides {index - 1} again"
       )
-      state, again = machine.step(state, event, self._rules)
+      state, again = machine.step(state, event, self.rules)
       commands = commands_next
     self._require(
       tuple(again) == commands and state == life.actor.state,
       f"{life.name} decides {len(rest)} again and ends in the same state",
     )
-
-  def _check_ledger(self, lives: list[Any]) -> None:
-    verdicts = self._verdicts(lives)
-    accounts = []
-    for life in lives:
-      joined = life.log[0][0]
-      if not isinstance(joined, Joined):
-        continue
-      fragments = self._rules.schedule.num_fragments
-      cut = ledger.LifeTape(
-        joined.learner,
-        joined.incarnation,
-        fragments,
-        blended=self._rules.blended,
-      )
-      died = not life.alive and not life.actor.state.done
-      for event, commands in life.told if died else life.log:
-        cut.record(event, commands)
-      account = ledger.Account()
-      for segment in cut.segments(died=died):
-        account.book(segment.tokens, cut.shares(segment, verdicts))
-      self._require(
-        account.balanced and account.processed == fragments * cut.tokens,
-        f"the ledger of {life.name} balances: {account}",
-      )
-      merged = self._merged(joined.learner, joined.incarnation)
-      self._require(
-        account.merged == merged or self._rules.anchor is Anchor.ANY,
-        f"{life.name} has {merged} tokens merged, its ledger {account.merged}",
-      )
-      accounts.append(account)
-    total = ledger.total(accounts)
-    headline = ledger.headline(total, self._rules.schedule.num_fragments)
-    self._require(total.balanced and headline.balanced, "the ledger balances")
-
-  def _merged(self, learner: int, incarnation: int) -> int:
-    return sum(
-      part.tokens
-      for commit in self.commits.values()
-      for item in commit.counted
-      if (item.learner, item.incarnation) == (learner, incarnation)
-      for part in item.contributions
-    )
-
-  def _verdicts(self, lives: list[Any]) -> ledger.Verdicts:
-    counted, refused = {}, {}
-    for t, commit in self.commits.items():
-      for item in commit.counted:
-        counted[t, item.learner, item.incarnation] = item.attempt
-      for item in commit.refused:
-        key = (t, item.learner, item.incarnation, item.attempt)
-        refused[key] = item.reason
-    seen = {
-      event.key
-      for life in lives
-      for event, _ in life.log
-      if isinstance(event, AnswerSeen)
-    }
-    return ledger.Verdicts(self.newest, counted, refused, seen)
 
   def _require(self, ok: Any, promise: str) -> None:
     if not ok:
@@ -385,6 +344,6 @@ def _objects(p: int, ref: FragmentState) -> _Objects:
 
 def _tape_of(life: Any) -> tuple[str, int]:
   first = life.log[0][0]
-  if isinstance(first, Joined):
+  if isinstance(first, Joined | Resumed):
     return tape.learner_actor(first.learner), first.incarnation
   return tape.SYNCER, first.epoch

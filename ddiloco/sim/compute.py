@@ -9,10 +9,12 @@ from ddiloco.engine.null_arrays import (
   ANSWER_BYTES,
   NullDownlink,
   NullLearnerArrays,
+  NullLearnerBytes,
   NullStateBytes,
   NullSyncerArrays,
 )
 from ddiloco.engine.recovery import Source
+from ddiloco.engine.resumption import Resumption
 from ddiloco.protocol.messages import NO_LAYOUT
 
 _TOKENS_PER_SAMPLE = 64  # where no program is asked
@@ -94,17 +96,31 @@ class NullCompute:
     self, learner: int, source: Source, params: dict[int, bytes | None]
   ) -> NullLearnerArrays | None:
     """A life's arrays; None if a fragment is gone or damaged."""
-    intake = self._intakes[learner]
-    arrays = NullLearnerArrays(
-      samples_per_step=intake.samples_per_step,
-      tokens=intake.tokens,
-      downlink=self.downlink,
-    )
+    arrays = self._arrays(learner)
     for p, ref in enumerate(source.newest.commit.fragments):
       try:
         arrays.place(ref.version, p, ref, params[p])
       except ValueError:
         return None
+    return arrays
+
+  def _arrays(self, learner: int) -> NullLearnerArrays:
+    intake = self._intakes[learner]
+    return NullLearnerArrays(
+      samples_per_step=intake.samples_per_step,
+      tokens=intake.tokens,
+      downlink=self.downlink,
+    )
+
+  def bytes(self, learner: int) -> NullLearnerBytes:
+    """How the learner lies in a snapshot."""
+    del learner
+    return NullLearnerBytes()
+
+  def resumed_arrays(self, learner: int, found: Resumption) -> Any:
+    """Those of a life that goes on with a snapshot."""
+    arrays = self._arrays(learner)
+    arrays.resume(found.header.attempts)
     return arrays
 
   def syncer_arrays(self) -> NullSyncerArrays:

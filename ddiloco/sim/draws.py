@@ -162,6 +162,11 @@ def _vary(rng: random.Random, values: dict[str, Any]) -> None:
   default = not ({"wait", "apply"} & sync.keys())
   if default and values["recovery"]["donors_max"] and rng.random() < 0.5:
     values["recovery"]["params"] = "peer"
+  values["snapshot"] = {
+    "every_rounds": rng.choice((0, 3, 10)),
+    "keep": rng.randint(1, 3),
+    "patience_s": step_s * rng.choice((1, 100)),
+  }
 
 
 # --- What befalls it --------------------------------------------------------

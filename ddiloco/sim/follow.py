@@ -113,7 +113,7 @@ class _Following(Observer):
         "again."
       )
     chain = history_lib.chain(history, commits, history.lives)
-    self._scripts = script_lib.write(history.first, chain, history.lives)
+    self._scripts = script_lib.write(history, chain)
     self._ends = chain[-1].round if chain else 0
     self._compute = JaxCompute(config, self._cache_dir)
     self._old, self._new = history, self._renamed(history, config)

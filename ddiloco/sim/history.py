@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 
 from ddiloco import config as config_lib
 from ddiloco.config import Config, ConfigError
+from ddiloco.engine import snapshots
+from ddiloco.engine.ports import run_calls
 from ddiloco.protocol import keys, messages, tape, wire
 from ddiloco.protocol import learner as learner_machine
 from ddiloco.protocol import syncer as syncer_machine
-from ddiloco.protocol.learner_types import Joined
+from ddiloco.protocol.learner_types import Joined, Resumed
 from ddiloco.protocol.messages import Commit, Genesis
 from ddiloco.protocol.rules import Rules, make_rules
+from ddiloco.protocol.snapshots import LearnerSnapshot, restored
 from ddiloco.protocol.syncer_types import Opened
 from ddiloco.report.tapes import Exchange, LifeKeys, find_lives
 
@@ -64,6 +67,17 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True)
+class Base:
+  """The snapshot that a replay begins with, instead of a program's init."""
+
+  commit: Commit  # the one it is of, in the run that is replayed
+  digest: str
+  fragments: tuple[tuple[bytes, bytes], ...]  # parameters, outer state
+  learners: dict[int, tuple[LearnerSnapshot, bytes]]
+  within: bool  # it was taken in this run, in the middle of its tapes
+
+
+@dataclasses.dataclass(frozen=True)
 class History:
   """Everything the tapes of a run tell."""
 
@@ -74,6 +88,17 @@ class History:
   newest: Commit
   newest_digest: str
   lives: tuple[Life, ...]
+  base: Base | None = None
+
+  @property
+  def start(self) -> Commit:
+    """The commit that a replay begins with."""
+    return self.base.commit if self.base else self.first
+
+  @property
+  def start_digest(self) -> str:
+    """Of its record."""
+    return self.base.digest if self.base else self.first_digest
 
   @property
   def shapes(self) -> list[Shape]:
@@ -91,8 +116,10 @@ class Difference(NamedTuple):
   decided: Any
 
 
-def load(exchange: Exchange) -> History:
+def load(exchange: Exchange, since: int | None = None) -> History:
   """Reads a run; `BadTape` or another `ConfigError` if it cannot be replayed.
+
+  From its start, or `since` the round of one of its snapshots.
 
   A run that is still under way is read up to its newest commit: first that
   commit, then the learners' tapes, then the syncer's, so that whatever one
@@ -109,11 +136,49 @@ def load(exchange: Exchange) -> History:
   assert newest is not None, "the newest commit is never deleted"
   genesis = first[0].genesis
   started = _started(genesis)
+  base = None
+  if since is not None:
+    base = _base(exchange, keys.snapshot(since), first, within=True)
+  elif genesis.origin is not None:
+    base = _base(exchange, keys.ORIGIN, first, within=False)
   lives = [
     _read(exchange, life, first[0].run_id, started)
     for life in reversed(find_lives(exchange))
   ]
-  return History(genesis, started, *first, *newest, tuple(reversed(lives)))
+  lives = tuple(reversed(lives))
+  return History(genesis, started, *first, *newest, lives, base)
+
+
+def _base(
+  exchange: Exchange, prefix: str, first: tuple[Commit, str], *, within: bool
+) -> Base:
+  """A snapshot of this run, or the one it was restored from."""
+  try:
+    manifest = run_calls(snapshots.read_manifest(prefix), exchange)
+    refs = enumerate(manifest.commit.fragments)
+    fragments = tuple(
+      run_calls(snapshots.read_fragment(prefix, p, ref), exchange)
+      for p, ref in refs
+    )
+    learners = {
+      header.state.learner: (
+        header,
+        run_calls(snapshots.read_learner(prefix, header), exchange),
+      )
+      for header in manifest.learners
+    }
+  except ValueError as error:
+    there = snapshots.complete_rounds(exchange.list(keys.SNAPSHOTS))
+    raise BadTape(
+      f"a replay cannot begin with {prefix}: {error}. The run has complete "
+      f"snapshots of rounds {', '.join(map(str, there)) or '(none)'}."
+    ) from error
+  if within:
+    commit, digest = manifest.commit, manifest.digest
+  else:
+    commit = restored(manifest, first[0].run_id, first[1])
+    digest = wire.sha256(messages.encode(commit))
+  return Base(commit, digest, fragments, learners, within)
 
 
 def _commit(exchange: Exchange, t: int) -> tuple[Commit, str] | None:
@@ -154,7 +219,7 @@ def _read(
       f"holds run {run_id}. Replay a run from its own exchange."
     )
   config = _config(where, header, started)
-  if records and not isinstance(records[0].event, Joined | Opened):
+  if records and not isinstance(records[0].event, Joined | Resumed | Opened):
     kind = type(records[0].event).__name__
     raise BadTape(f"tape of {where.name} begins with {kind}: it was edited.")
   return Life(
@@ -212,6 +277,11 @@ def _config(where: LifeKeys, header: tape.Header, started: Config) -> Config:
 
 def check_followable(history: History, config: Config) -> None:
   """`ConfigError` if a history would have been another under this config."""
+  if history.base is not None:
+    raise ConfigError(
+      "the history is that of a restored run, which begins with a snapshot's "
+      "arrays. Train along a history that begins at round 0."
+    )
   for recorded in (history.config, *(life.config for life in history.lives)):
     changes = config_lib.differences(recorded, config)
     for key, (before, given) in changes.items():
@@ -280,14 +350,14 @@ def _difference(life: Life, record: tape.Record, decided: Any) -> Difference:
 def chain(
   history: History, commits: dict[str, Commit], lives: Iterable[Life]
 ) -> list[Commit]:
-  """The commits of the run, ascending without commit 0.
+  """The commits of the run after the first one, ascending.
 
   Each names the digest of the one before, so the newest one decides which of
   those that were ever written are the run's. `BadTape` if one is missing.
   """
   found: list[Commit] = []
   digest, t = history.newest_digest, history.newest.round
-  while digest != history.first_digest:
+  while digest != history.start_digest:
     commit = commits.get(digest)
     if commit is None:
       ends = ", ".join(

@@ -77,7 +77,7 @@ def replay(
   say(f"{records:,} records are decided as they were")
   if decisions_only:
     return result | {"matched": len(found)}
-  scripts = script_lib.write(history.first, found, history.lives)
+  scripts = script_lib.write(history, found)
   matched, mismatch = 0, None
   for t, mismatch in _run(history, scripts, cache_dir):
     if mismatch is not None:
@@ -94,7 +94,7 @@ def _count(history: History) -> int:
   schedule = Schedule(
     sync.num_fragments, sync.interval_steps, sync.overlap_steps
   )
-  rounds = range(1, history.newest.round + 1)
+  rounds = range(history.start.round + 1, history.newest.round + 1)
   return sum(map(schedule.is_round, rounds))
 
 

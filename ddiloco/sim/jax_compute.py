@@ -15,6 +15,7 @@ from ddiloco.config import Config
 from ddiloco.engine.downlink import make_downlink
 from ddiloco.engine.facts import facts
 from ddiloco.engine.learner_arrays import LearnerArrays, travelling
+from ddiloco.engine.learner_bytes import LearnerBytes
 from ddiloco.engine.loading import (
   Model,
   answer_bytes,
@@ -23,6 +24,7 @@ from ddiloco.engine.loading import (
 )
 from ddiloco.engine.records import place_params
 from ddiloco.engine.recovery import Source
+from ddiloco.engine.resumption import Resumption
 from ddiloco.engine.state_bytes import StateBytes
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.protocol import wire
@@ -72,6 +74,18 @@ class JaxCompute:
     # Steps donate their state, and another life may need it again.
     state = jax.tree.map(jnp.copy, state)
     return LearnerArrays(self._config, model, state)
+
+  def bytes(self, learner: int) -> LearnerBytes:
+    """How the learner lies in a snapshot."""
+    model = self._learner(learner)
+    parts = model.program, model.state, model.layout, model.codec
+    return LearnerBytes(*parts)
+
+  def resumed_arrays(self, learner: int, found: Resumption) -> LearnerArrays:
+    """Those of a life that goes on with a snapshot; `ValueError`."""
+    model, attempts = self._learner(learner), found.header.attempts
+    captured = self.bytes(learner).unpack(model.state, attempts, found.data)
+    return LearnerArrays.resumed(self._config, model, captured)
 
   def syncer_arrays(self) -> SyncerArrays:
     """A life's arrays, with the initial parameters."""

@@ -5,14 +5,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.config import Config, seconds_to_ns
-from ddiloco.engine import recovery, startup
+from ddiloco.engine import recovery, resumption, startup
 from ddiloco.engine.actor import Actor
 from ddiloco.engine.downlink import read_params
 from ddiloco.engine.learner_plane import LearnerPlane
 from ddiloco.engine.ports import Call, Job
 from ddiloco.protocol import invariants, keys, messages, tape
 from ddiloco.protocol import learner as learner_machine
-from ddiloco.protocol.learner_types import Joined, Resized, StopRequested, Tick
+from ddiloco.protocol.learner_types import (
+  Joined,
+  Resized,
+  Resumed,
+  StopRequested,
+  Tick,
+)
 from ddiloco.protocol.messages import Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules
@@ -57,6 +63,11 @@ class LearnerProcess(Process):
     newest = yield from startup.find_newest(self.rules.schedule)
     if newest is None:
       return None
+    layout = self._compute.bytes(self.learner)
+    who = self.learner, self.name, "sim", 0
+    resumed = yield from resumption.resume(newest, *who, layout)
+    if not isinstance(resumed, str):
+      return resumed
     position = self._compute.position(self.learner)
     source = yield from recovery.find_source(
       newest,
@@ -74,39 +85,63 @@ class LearnerProcess(Process):
         params[p] = yield from read_params(p, ref, self._compute.downlink)
       except ValueError:
         params[p] = None  # gone, or damaged
-    member, last = yield from startup.claim_member(
-      newest.commit.run_id, self.learner, self.name, "sim", 0
-    )
+    member, last = yield from startup.claim_member(newest.commit.run_id, *who)
     return source, params, member, last
 
   def _joined(self, found: Any) -> None:
     arrays = None
+    if isinstance(found, resumption.Resumption):
+      arrays = self._compute.resumed_arrays(self.learner, found)
+      self._enter(arrays, found.newest, found.member, found.event)
+      return
     if found is not None:
       source, params, member, last = found
       arrays = self._compute.learner_arrays(self.learner, source, params)
     if arrays is None:  # no run yet, or retention was faster
       self.heap.after(RETRY_NS, self.guard(self.start))
       return
-    self._member = member
     position = self._compute.position(self.learner)
-    header = self._header(tape.learner_actor(self.learner), member.incarnation)
-    restored = None
+    commit, restored = source.newest.commit, None
     if source.checkpoint:
       restored = position["incarnation"], position["step"]
-    writer = TellingTape(
-      self, dataclasses.replace(header, restored=restored, donor=source.donor)
+    joined = Joined(
+      now_ns=0,
+      learner=self.learner,
+      incarnation=member.incarnation,
+      seen=commit.round,
+      run_tokens=commit.tokens,
+      versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
+      next_sample=max(
+        position.get("next_sample", 0), last.next_sample if last else 0
+      ),
+      samples=self._samples(),
+      borrowed=source.borrowed,
     )
-    newest, commit = source.newest, source.newest.commit
+    origin = {"restored": restored, "donor": source.donor}
+    self._enter(arrays, source.newest, member, joined, **origin)
+
+  def _enter(
+    self,
+    arrays: Any,
+    newest: startup.Newest,
+    member: Member,
+    first: Joined | Resumed,
+    **origin: Any,
+  ) -> None:
+    """Begins the life; `origin` is for the tape's header."""
+    self._member = member
+    header = self._header(tape.learner_actor(self.learner), member.incarnation)
+    writer = TellingTape(self, dataclasses.replace(header, **origin))
     plane = LearnerPlane(
       arrays=arrays,
       rules=self.rules,
       learner=self.learner,
       incarnation=member.incarnation,
-      newest=(newest.digest, commit),
+      newest=(newest.digest, newest.commit),
       tape=writer,
       now_ns=lambda: 0,
       save_checkpoint=self._compute.saver(self.learner),
-      borrowed=source.borrowed,
+      anchored=isinstance(first, Joined) and not first.borrowed,
     )
     self.actor = Actor(
       start=self._machine.start,
@@ -116,21 +151,7 @@ class LearnerProcess(Process):
       plane=plane,
       tape=writer,
     )
-    self.deliver(
-      Joined(
-        now_ns=0,
-        learner=self.learner,
-        incarnation=member.incarnation,
-        seen=commit.round,
-        run_tokens=commit.tokens,
-        versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
-        next_sample=max(
-          position.get("next_sample", 0), last.next_sample if last else 0
-        ),
-        samples=self._samples(),
-        borrowed=source.borrowed,
-      )
-    )
+    self.deliver(first)
     self._beat_later()
     self._look_past_later()
     self.flush_every(seconds_to_ns(self._config.live.tape_flush_s))

@@ -25,7 +25,15 @@ from ddiloco.sim.world import KILLED, World
 from ddiloco.types import Exit
 
 _TAPES = "tape/"
-_KEPT = (keys.STATES, keys.ANSWERS, keys.MEMBERS, keys.LEASE, _TAPES)
+_KEPT = (
+  keys.STATES,
+  keys.ANSWERS,
+  keys.MEMBERS,
+  keys.LEASE,
+  keys.SNAPSHOTS,
+  keys.ORIGIN,
+  _TAPES,
+)
 
 
 class Recorder:

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from ddiloco.algo.fragments import Layout
 from ddiloco.engine.facts import facts
 from ddiloco.engine.learner_arrays import LearnerArrays, travelling
+from ddiloco.engine.learner_bytes import Captured, LearnerBytes, part_of
 from ddiloco.engine.loading import Model, answer_bytes, load_model, make_codec
 from ddiloco.engine.records import place_params
+from ddiloco.engine.snapshots import check_learner
 from ddiloco.engine.state_bytes import StateBytes
 from ddiloco.engine.syncer_arrays import SyncerArrays
 from ddiloco.engine.version import code_version
@@ -31,15 +33,19 @@ from ddiloco.protocol.learner_types import (
   Encode,
   Give,
   Joined,
+  Resumed,
   Settle,
+  Snapshot,
   Step,
 )
 from ddiloco.protocol.messages import Commit, FragmentState, StepRef
 from ddiloco.protocol.rules import Rules, make_rules
+from ddiloco.protocol.snapshots import LearnerSnapshot
 from ddiloco.protocol.syncer_types import Opened
 from ddiloco.sim.compute import NullCompute
 from ddiloco.sim.history import (
   BadTape,
+  Base,
   Difference,
   History,
   Life,
@@ -50,8 +56,10 @@ from ddiloco.sim.script import (
   Entry,
   Script,
   answer_key,
+  open_answers,
   outer_key,
   params_key,
+  snapshot_key,
 )
 
 
@@ -141,7 +149,7 @@ def run_scripts(
     if life.learner is None:
       job = _syncer(history, life, script, store, observer)
     else:
-      job = _learner(life, script, models, store, observer)
+      job = _learner(history, life, script, models, store, observer)
     waiting.append((life, job, ""))
   while waiting:
     moved, still = False, []
@@ -160,12 +168,36 @@ def run_scripts(
 def genesis(
   history: History, model: Model, store: Store, observer: Observer
 ) -> None:
-  """Computes commit 0: a model's initial parameters."""
+  """Computes commit 0, a model's initial parameters; or reads a snapshot."""
+  if history.base is not None:
+    _publish_base(history.base, model, store)
+    return
   config, first = history.config, history.first
   arrays = SyncerArrays.from_config(config, model.layout, model.codec)
   arrays.initialise(jax.device_get(jax.tree.leaves(_params(model))))
   due = range(len(first.fragments))
   observer.committed(first, arrays, _publish(arrays, first, due, None, store))
+
+
+def _publish_base(base: Base, model: Model, store: Store) -> None:
+  refs = enumerate(base.commit.fragments)
+  for (p, ref), (params, outer) in zip(refs, base.fragments, strict=True):
+    where = ref.version, p, ref.epoch
+    store.put(params_key(*where), params)
+    store.put(outer_key(*where), outer)
+  for learner, (header, data) in base.learners.items():
+    store.put(snapshot_key(learner), data)
+    captured = _captured(model, header, data)
+    for key, item in zip(
+      open_answers(header), captured.encoded.values(), strict=True
+    ):
+      store.put(key, part_of(item))
+
+
+def _captured(model: Model, header: LearnerSnapshot, data: bytes) -> Captured:
+  layout = LearnerBytes(model.program, model.state, model.layout, model.codec)
+  check_learner(header, layout)
+  return layout.unpack(model.state, header.attempts, data)
 
 
 class _Models:
@@ -283,6 +315,7 @@ def _ref(
 
 
 def _learner(
+  history: History,
   life: Life,
   script: Script,
   models: _Models,
@@ -296,6 +329,11 @@ def _learner(
     match entry.work:
       case Joined():
         arrays = _join(model, life, entry, saved, store)
+      case Resumed() | Snapshot():
+        header, _ = history.base.learners[life.learner]
+        data = store.take(entry.needs[0])
+        captured = _captured(model, header, data)
+        arrays = LearnerArrays.resumed(life.config, model, captured)
       case Step():
         result = arrays.step(entry.work)
         observer.stepped(life, arrays, entry.work, result)

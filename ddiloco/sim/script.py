@@ -9,6 +9,7 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.learner_types import (
   ApplyFragments,
   Checkpoint,
@@ -16,12 +17,15 @@ from ddiloco.protocol.learner_types import (
   Fetch,
   Give,
   Joined,
+  Resumed,
   Settle,
+  Snapshot,
   Step,
 )
 from ddiloco.protocol.messages import Commit, Counted
+from ddiloco.protocol.snapshots import LearnerSnapshot
 from ddiloco.protocol.syncer_types import Merge, Opened
-from ddiloco.sim.history import BadTape, Life
+from ddiloco.sim.history import BadTape, Base, History, Life
 
 
 class Entry(NamedTuple):
@@ -50,34 +54,59 @@ def answer_key(t: int, item: Counted) -> str:
   return f"answer.{t}.{item.learner}.{item.incarnation}.{item.attempt}"
 
 
-def write(
-  first: Commit, commits: Sequence[Commit], lives: Sequence[Life]
-) -> list[Script]:
-  """The script of every life, in the order of `lives`.
+def snapshot_key(learner: int) -> str:
+  """The arrays of a learner in the snapshot that a replay begins with."""
+  return f"snapshot.{learner}"
+
+
+def write(history: History, commits: Sequence[Commit]) -> list[Script]:
+  """The script of every life of a history, in their order.
 
   Raises `BadTape` if a commit depends on what is on no tape.
   """
-  newest = commits[-1].round if commits else 0
+  newest = commits[-1].round if commits else history.start.round
   scripts = []
-  for life in lives:
+  for life in history.lives:
     if life.learner is None:
-      scripts.append(list(_syncer(life, commits, newest)))
+      scripts.append(list(_syncer(history, life, commits, newest)))
     else:
-      scripts.append(list(_learner(life, newest)))
+      scripts.append(list(_learner(history, life, newest)))
   given = {key for script in scripts for entry in script for key in entry.gives}
-  for p, ref in enumerate(first.fragments):
-    given |= {params_key(0, p, ref.epoch), outer_key(0, p, ref.epoch)}
-  _check_merges(commits, lives, scripts, given)
-  for life, script in zip(lives, scripts, strict=True):
+  for p, ref in enumerate(history.start.fragments):
+    where = ref.version, p, ref.epoch
+    given |= {params_key(*where), outer_key(*where)}
+  if history.base is not None:
+    for learner, (header, _) in history.base.learners.items():
+      given.add(snapshot_key(learner))
+      given |= set(open_answers(header))
+  _check_merges(history, commits, scripts, given)
+  for life, script in zip(history.lives, scripts, strict=True):
     for entry in script:
       for key in entry.needs:
         if key not in given:
           raise BadTape(
-            f"tape of {life.name} needs {key}, which no other tape gives: a "
-            "tape was truncated or removed. Restore it from a copy of the "
-            "exchange."
+            f"tape of {life.name} needs {key}, which no other tape gives: "
+            + _remedy(history, "a tape was truncated or removed")
           )
   return scripts
+
+
+def open_answers(header: LearnerSnapshot) -> list[str]:
+  """The keys of a learner's open answers, in the order of its attempts."""
+  life = f"{header.state.learner}.{header.state.incarnation}"
+  return [
+    f"answer.{item.round}.{life}.{item.attempt}" for item in header.attempts
+  ]
+
+
+def _remedy(history: History, fault: str) -> str:
+  base = history.base
+  if base is None or not base.within:
+    return f"{fault}. Restore it from a copy of the exchange."
+  return (
+    f"it is from before round {base.commit.round}, and not in that snapshot. "
+    "Replay from an earlier snapshot, or from the start."
+  )
 
 
 def wanted(scripts: Sequence[Script]) -> collections.Counter[str]:
@@ -87,18 +116,33 @@ def wanted(scripts: Sequence[Script]) -> collections.Counter[str]:
   )
 
 
-def _learner(life: Life, newest: int) -> Iterator[Entry]:
-  """Up to what depends on later commits, if the run is still under way."""
+def _learner(history: History, life: Life, newest: int) -> Iterator[Entry]:
+  """Up to what depends on later commits, if the run is still under way.
+
+  Within a run, from the snapshot on: what came before is none of it.
+  """
   epochs: dict[int, int] = {}
+  base = history.base if history.base and history.base.within else None
+  begun = base is None
   for record in life.records:
     if isinstance(record.event, Joined):
       if record.event.seen > newest:
         return
-      yield _join(life, record.event)
+      begun = begun or record.event.seen >= base.commit.round
+      if begun:
+        yield _join(life, record.event)
+    elif isinstance(record.event, Resumed) and begun:
+      yield Entry(record.event, (snapshot_key(life.learner),))
     for command in record.commands:
+      if isinstance(command, Fetch):
+        epochs[command.round] = command.epoch
+      if not begun:
+        if isinstance(command, Snapshot) and command.round == base.commit.round:
+          begun = _has(base, life)
+          if begun:
+            yield Entry(command, (snapshot_key(life.learner),))
+        continue
       match command:
-        case Fetch():
-          epochs[command.round] = command.epoch
         case ApplyFragments():
           if command.round > newest:
             return
@@ -117,6 +161,14 @@ def _learner(life: Life, newest: int) -> Iterator[Entry]:
           yield Entry(command, gives=(_gift_key(life, command),))
         case Step() | Settle():
           yield Entry(command)
+
+
+def _has(base: Base, life: Life) -> bool:
+  """Whether a snapshot has a life's learner as that life was."""
+  if life.learner not in base.learners:
+    return False
+  header, _ = base.learners[life.learner]
+  return header.state.incarnation == life.incarnation
 
 
 def _gift_key(life: Life, command: Give) -> str:
@@ -139,20 +191,25 @@ def _join(life: Life, event: Joined) -> Entry:
 
 
 def _syncer(
-  life: Life, commits: Sequence[Commit], newest: int
+  history: History, life: Life, commits: Sequence[Commit], newest: int
 ) -> Iterator[Entry]:
   own = {c.round: c for c in commits if c.epoch == life.incarnation}
   for record in life.records:
     if isinstance(record.event, Opened):
-      if record.event.commit.round > newest:
+      opened = record.event
+      if opened.commit.round > newest:
         return
-      refs = enumerate(record.event.commit.fragments)
+      if opened.commit.round < history.start.round:
+        if not own:
+          return
+        opened = replace(opened, commit=history.start)
+      refs = enumerate(opened.commit.fragments)
       needs = [
         key(ref.version, p, ref.epoch)
         for p, ref in refs
         for key in (params_key, outer_key)
       ]
-      yield Entry(record.event, tuple(needs))
+      yield Entry(opened, tuple(needs))
     for command in record.commands:
       if isinstance(command, Merge) and command.round in own:
         commit = own[command.round]
@@ -167,13 +224,16 @@ def _syncer(
 
 
 def _check_merges(
+  history: History,
   commits: Sequence[Commit],
-  lives: Sequence[Life],
   scripts: Sequence[Script],
   given: set[str],
 ) -> None:
   """Every commit's merge, and every answer it counts, is on a tape."""
-  ends = {(life.learner, life.incarnation): len(life.records) for life in lives}
+  ends = {
+    (life.learner, life.incarnation): len(life.records)
+    for life in history.lives
+  }
   merged = {
     entry.work.round
     for script in scripts
@@ -194,6 +254,5 @@ def _check_merges(
         raise BadTape(
           f"commit {t} counts attempt {item.attempt} of learner "
           f"{item.learner}, life {item.incarnation}, but that life's tape "
-          f"{where}, before the answer: it was truncated. Restore it from a "
-          "copy of the exchange."
+          f"{where}, before the answer: " + _remedy(history, "it was truncated")
         )

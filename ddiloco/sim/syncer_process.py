@@ -66,6 +66,7 @@ class SyncerProcess(Process):
       rules=self.rules,
       epoch=epoch,
       tape=writer,
+      snapshot=self._config.snapshot,
     )
     newest = yield from startup.find_newest(self.rules.schedule)
     if newest is None:

@@ -5,13 +5,14 @@ of chance draws from a stream of its own. What must hold is checked after
 every event; a violation is an `InvariantError` with the way back to it.
 """
 
+import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddiloco.config import Config, learner_value, seconds_to_ns
 from ddiloco.engine.ports import DamagedRun
-from ddiloco.protocol import keys, tape, wire
+from ddiloco.protocol import keys, messages, tape, wire
 from ddiloco.protocol import learner as learner_machine
 from ddiloco.protocol import syncer as syncer_machine
 from ddiloco.protocol.invariants import InvariantError
@@ -88,6 +89,18 @@ class World:
     self._logs = logs
     self._lives: dict[str, int] = {}
     self._clocks: dict[str, Clock] = {}
+
+  def adopt(self, objects: Mapping[str, bytes]) -> None:
+    """Takes a restored run's exchange as its own; nobody may be there yet."""
+    for key, value in objects.items():
+      self.exchange.plant(key, value)
+    newest = max(filter(None, map(keys.commit_round, objects)))
+    data = objects[keys.commit(newest)]
+    commit = messages.decode(Commit, data)
+    self.rules = self.audit.rules = dataclasses.replace(
+      self.rules, run_id=commit.run_id
+    )
+    self.audit.adopt(commit, wire.sha256(data))
 
   # --- Running --------------------------------------------------------------
 

@@ -306,7 +306,11 @@ class Lockstep:
   def _syncer_plane(self, epoch: int, writer: TapeWriter) -> SyncerPlane:
     arrays = SyncerArrays.from_config(self.config, self.layout, self.codec)
     return SyncerPlane(
-      arrays=arrays, rules=self.rules, epoch=epoch, tape=writer
+      arrays=arrays,
+      rules=self.rules,
+      epoch=epoch,
+      tape=writer,
+      snapshot=self.config.snapshot,
     )
 
   def _tape(self, actor: str, incarnation: int) -> TapeWriter:

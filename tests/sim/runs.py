@@ -32,10 +32,15 @@ def run(
   return code, store
 
 
-def replay(store: MemoryStore, *, decisions_only: bool = False) -> dict:
+def replay(
+  store: MemoryStore,
+  *,
+  decisions_only: bool = False,
+  since: int | None = None,
+) -> dict:
   """What a replay of that exchange finds."""
   return islands.replay(
-    history_lib.load(store),
+    history_lib.load(store, since),
     cache_dir="",
     decisions_only=decisions_only,
     say=lambda line: None,

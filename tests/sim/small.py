@@ -42,10 +42,13 @@ def make_config(**groups: dict[str, Any]) -> Config:
 class MemoryStore:
   """As much of an exchange as a simulation and a replay need."""
 
-  def __init__(self):
-    self.objects: dict[str, bytes] = {}
+  url = "a store of a test"
 
-  def put(self, key: str, value: bytes) -> None:
+  def __init__(self, objects: dict[str, bytes] | None = None):
+    self.objects: dict[str, bytes] = dict(objects or {})
+
+  def put(self, key: str, value: bytes, *, durable: bool = False) -> None:
+    del durable
     self.objects[key] = value
 
   def get(self, key: str) -> Item | None:

@@ -1,0 +1,194 @@
+"""Takes, finds and reads snapshots in an exchange (`protocol.snapshots`)."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddiloco.engine.parts import (
+  Name,
+  check_object,
+  check_sizes,
+  read_parts,
+  write_parts,
+)
+from ddiloco.engine.ports import Call, ExchangeError, Job, Pause
+from ddiloco.protocol import keys, snapshots, wire
+from ddiloco.protocol.messages import Commit, FragmentState
+from ddiloco.protocol.snapshots import LearnerSnapshot, Manifest
+from ddiloco.types import SECOND_NS
+
+_LOOK_EVERY_NS = SECOND_NS // 10
+Life = tuple[int, int]  # learner, incarnation
+
+
+# --- Taking one -------------------------------------------------------------
+
+
+def write_learner(record: dict[str, Any], data: bytes) -> Job:
+  """Writes a learner's arrays, then its record."""
+  state = record["state"]
+  life = state.learner, state.incarnation
+  prefix = keys.snapshot(record["round"])
+  name = functools.partial(keys.snapshot_part, prefix, *life)
+  parts = yield from write_parts(name, data, durable=True)
+  header = snapshots.encode(LearnerSnapshot(**record, parts=parts))
+  key = keys.snapshot_header(prefix, *life)
+  yield Call("put", (key, header), durable=True)
+
+
+def write_fragments(
+  prefix: str, fragments: Iterable[tuple[bytes, bytes]]
+) -> Job:
+  """Writes every fragment's parameters and outer state."""
+  for p, (params, outer) in enumerate(fragments):
+    for name, data in (
+      (keys.snapshot_params(prefix, p), params),
+      (keys.snapshot_outer(prefix, p), outer),
+    ):
+      yield Call("put", (name, data), durable=True)
+
+
+def gather(commit: Commit, lives: Iterable[Life], patience_ns: int) -> Job:
+  """The records of these lives, of those that live on and write one in time."""
+  missing, found = list(lives), []
+  prefix = keys.snapshot(commit.round)
+  begun_ns = now_ns = yield Pause(0)
+  while missing:
+    for life in tuple(missing):
+      item = yield Call("get", (keys.snapshot_header(prefix, *life),))
+      header = item and _learner(item.value, commit, life)
+      if header:
+        missing.remove(life)
+        found.append(header)
+    newest = keys.newest_lives((yield Call("list", (keys.MEMBERS,))))
+    missing = [life for life in missing if newest.get(life[0]) == life[1]]
+    if not missing or now_ns - begun_ns > patience_ns:
+      break
+    now_ns = yield Pause(_LOOK_EVERY_NS)
+  return tuple(sorted(found, key=lambda header: header.state.learner))
+
+
+def _learner(data: bytes, commit: Commit, life: Life) -> LearnerSnapshot | None:
+  """A learner's record; None if it is not that one's."""
+  try:
+    header = snapshots.decode(LearnerSnapshot, data)
+  except wire.WireError:
+    return None
+  found = header.run_id, header.round, header.state.seen
+  if found != (commit.run_id, commit.round, commit.round):
+    return None
+  own = (header.state.learner, header.state.incarnation) == life
+  return header if own else None
+
+
+def finish(manifest: Manifest, keep: int) -> Job:
+  """Makes a snapshot complete; deletes all but the newest ones."""
+  t = manifest.commit.round
+  key = keys.manifest(keys.snapshot(t))
+  yield Call("put", (key, snapshots.encode(manifest)), durable=True)
+  rounds: dict[int, bool] = {}
+  for name in (yield Call("list", (keys.SNAPSHOTS,))):
+    found = keys.snapshot_round(name)
+    if found is not None:
+      u, complete = found
+      rounds[u] = rounds.get(u, False) or complete
+  kept = sorted(u for u, complete in rounds.items() if complete)[-keep:]
+  for u in sorted(rounds):
+    if u < t and u not in kept:
+      # What is no longer whole must not look so.
+      yield Call("delete", (keys.manifest(keys.snapshot(u)),))
+      yield Call("delete_prefix", (keys.snapshot(u),))
+
+
+# --- Reading one ------------------------------------------------------------
+
+
+def complete_rounds(names: Iterable[str]) -> list[int]:
+  """The rounds of the complete snapshots among these keys, ascending."""
+  found = filter(None, map(keys.snapshot_round, names))
+  return sorted(t for t, complete in found if complete)
+
+
+def read_manifest(prefix: str) -> Job:
+  """What a snapshot is; `ValueError` if there is none, or none readable."""
+  item = yield Call("get", (keys.manifest(prefix),))
+  if item is None:
+    raise ValueError("there is no complete snapshot")
+  return snapshots.decode(Manifest, item.value)
+
+
+def read_fragment(prefix: str, p: int, ref: FragmentState) -> Job:
+  """A fragment's (parameters, outer state); `ValueError` if one is damaged."""
+  found = []
+  for key, what, size, digest in (
+    (
+      keys.snapshot_params(prefix, p),
+      "parameters",
+      ref.params_bytes,
+      ref.params_sha256,
+    ),
+    (
+      keys.snapshot_outer(prefix, p),
+      "numbers of the outer optimizer",
+      ref.outer_bytes,
+      ref.outer_sha256,
+    ),
+  ):
+    item = yield Call("get", (key,))
+    what = f"{what} of fragment {p} in the snapshot"
+    check_object(item and item.value, size, digest, what)
+    found.append(item.value)
+  return tuple(found)
+
+
+def read_learner(prefix: str, header: LearnerSnapshot) -> Job:
+  """A learner's arrays as bytes; `ValueError` if they are damaged."""
+  return (yield from read_parts(part_name(prefix, header), header.parts))
+
+
+def check_learner(header: LearnerSnapshot, layout: Any) -> None:
+  """`ValueError` unless its arrays are those of a `LearnerBytes`."""
+  if header.shapes != layout.digest:
+    raise ValueError("its arrays have other shapes than this program's")
+  check_sizes(header.parts, layout.num_bytes(header.attempts))
+
+
+def part_name(prefix: str, header: LearnerSnapshot) -> Name:
+  """Where the parts of a learner's arrays are."""
+  life = header.state.learner, header.state.incarnation
+  return functools.partial(keys.snapshot_part, prefix, *life)
+
+
+# --- The syncer's part ------------------------------------------------------
+
+
+def write_rest(
+  commit: Commit,
+  digest: str,
+  fragments: Iterable[tuple[bytes, bytes]],
+  lives: Sequence[Life],
+  members: Job,
+  *,
+  patience_ns: int,
+  keep: int,
+) -> Job:
+  """All but the learners' parts, for which it waits; the manifest, or why not.
+
+  Args:
+    commit: the marker.
+    digest: of its record.
+    fragments: parameters and outer states as of it.
+    lives: the learners that were at work then.
+    members: finds everybody's newest record.
+    patience_ns: how long to wait for learners.
+    keep: how many complete snapshots stay.
+  """
+  try:
+    yield from write_fragments(keys.snapshot(commit.round), fragments)
+    learners = yield from gather(commit, lives, patience_ns)
+    everybody = yield from members
+    manifest = Manifest(commit, digest, learners, everybody)
+    yield from finish(manifest, keep)
+  except ExchangeError as error:
+    return str(error)
+  return manifest

@@ -1,0 +1,177 @@
+"""Starts a run from a snapshot of another one, in an exchange of its own.
+
+Everything is copied and verified on the way; commit 0, which makes it a run,
+comes last. Cut short, it leaves nothing that anybody would take for a run,
+and a second try writes the same objects again.
+"""
+
+import dataclasses
+import json
+import uuid
+from typing import NamedTuple
+
+from ddiloco import config as config_lib
+from ddiloco.config import Config, ConfigError
+from ddiloco.engine import snapshots
+from ddiloco.engine.parts import check_object
+from ddiloco.engine.ports import Exchange, run_calls
+from ddiloco.engine.sealing import SealedExchange
+from ddiloco.live.log import logger
+from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol.fields import replace
+from ddiloco.protocol.messages import Commit, Genesis, Member, Origin
+from ddiloco.protocol.snapshots import Manifest, restored
+
+
+class Listed(NamedTuple):
+  """A complete snapshot, as a list shows it."""
+
+  round: int
+  tokens: int
+  learners: tuple[int, ...]
+  left_out: tuple[int, ...]
+  num_bytes: int
+
+
+def listing(exchange: SealedExchange) -> list[Listed]:
+  """The complete snapshots of a run that can be read, ascending."""
+  found = []
+  for t in snapshots.complete_rounds(exchange.list(keys.SNAPSHOTS)):
+    try:
+      manifest = run_calls(snapshots.read_manifest(keys.snapshot(t)), exchange)
+    except ValueError as error:
+      logger.warning("the snapshot of round %d cannot be used: %s", t, error)
+      continue
+    refs = manifest.commit.fragments
+    size = sum(ref.params_bytes + ref.outer_bytes for ref in refs)
+    size += sum(p.bytes for item in manifest.learners for p in item.parts)
+    learners = tuple(item.state.learner for item in manifest.learners)
+    tokens = manifest.commit.tokens
+    found.append(Listed(t, tokens, learners, manifest.left_out, size))
+  return found
+
+
+def config_of(exchange: SealedExchange, learners: int | None) -> Config:
+  """The config that a run started with, for so many learners."""
+  first, _ = _first(exchange)
+  values = json.loads(first.genesis.config)
+  if learners is not None:
+    values["learners"]["count"] = learners
+  return config_lib.from_dict(values)
+
+
+def restore(
+  source: SealedExchange, t: int, target: SealedExchange, config: Config
+) -> None:
+  """Starts a run with this config in `target`; nobody works on it yet.
+
+  Raises `ConfigError`: no such snapshot, a damaged one, another model or
+  codec, or a target that holds a run.
+  """
+  first, genesis = _first(source)
+  config_lib.check_resumable(
+    config_lib.from_dict(json.loads(genesis.config)), config
+  )
+  if target.get(keys.commit(0)) is not None:
+    raise ConfigError(
+      f"{target.url} holds a run already. Choose another --into (or another "
+      "--exchange), or go on with that run: python -m launch.local."
+    )
+  try:
+    manifest = run_calls(snapshots.read_manifest(keys.snapshot(t)), source)
+    _check(manifest, first, t)
+    _copy(source, keys.snapshot(t), target, manifest)
+  except ValueError as error:
+    raise ConfigError(
+      f"the snapshot of round {t} cannot be used: {error}. {_there(source)}"
+    ) from error
+  run_id = uuid.uuid4().hex
+  origin = Origin(first.run_id, t, manifest.digest)
+  genesis = dataclasses.replace(
+    genesis,
+    config=wire.canonical_json(config.to_dict()).decode(),
+    config_sha256=config.digest,
+    origin=origin,
+  )
+  for member in _members(manifest, run_id):
+    key = keys.member(member.learner, member.incarnation)
+    target.put(key, messages.encode(member))
+  zero = messages.encode(replace(first, run_id=run_id, genesis=genesis))
+  commit = restored(manifest, run_id, wire.sha256(zero))
+  target.put(keys.commit(t), messages.encode(commit), durable=True)
+  target.put(keys.commit(0), zero, durable=True)
+
+
+def _first(exchange: SealedExchange) -> tuple[Commit, Genesis]:
+  item = exchange.get(keys.commit(0))
+  if item is None:
+    raise ConfigError(
+      f"there is no run in {exchange.url}. Name the workdir of one, and its "
+      "--exchange if that is elsewhere."
+    )
+  try:
+    first = messages.decode(Commit, item.value)
+  except wire.WireError as error:
+    raise ConfigError(f"{keys.commit(0)} is damaged: {error}") from error
+  if first.genesis is None:
+    raise ConfigError(f"{keys.commit(0)} says nothing about its run")
+  return first, first.genesis
+
+
+def _check(manifest: Manifest, first: Commit, t: int) -> None:
+  """`ValueError` unless a manifest is that of the run's round."""
+  found = manifest.commit.run_id, manifest.commit.round
+  if found != (first.run_id, t):
+    raise ValueError(
+      f"it is of round {found[1]} of run {found[0]}, not of this run"
+    )
+
+
+def _there(source: SealedExchange) -> str:
+  rounds = ", ".join(str(item.round) for item in listing(source))
+  if rounds:
+    return f"There are complete ones of rounds {rounds}."
+  return (
+    "There is none: a run takes them with --config.snapshot.every_rounds=100."
+  )
+
+
+def _copy(
+  source: Exchange, prefix: str, target: Exchange, manifest: Manifest
+) -> None:
+  """Copies a snapshot's objects; `ValueError` if one is gone or damaged."""
+  for p, ref in enumerate(manifest.commit.fragments):
+    data = run_calls(snapshots.read_fragment(prefix, p, ref), source)
+    params, outer = data
+    for key, value in (
+      (keys.snapshot_params(keys.ORIGIN, p), params),
+      (keys.snapshot_outer(keys.ORIGIN, p), outer),
+      (keys.params(ref.version, p, 0), params),
+      (keys.outer_state(ref.version, p, 0), outer),
+    ):
+      target.put(key, value, durable=True)
+  for header in manifest.learners:
+    here = snapshots.part_name(prefix, header)
+    there = snapshots.part_name(keys.ORIGIN, header)
+    for number, ref in enumerate(header.parts):
+      item = source.get(here(number))
+      what = f"arrays of learner {header.state.learner} in it"
+      check_object(item and item.value, ref.bytes, ref.sha256, what)
+      target.put(there(number), item.value, durable=True)
+  encoded = source.get(keys.manifest(prefix)).value
+  target.put(keys.manifest(keys.ORIGIN), encoded, durable=True)
+
+
+def _members(manifest: Manifest, run_id: str) -> list[Member]:
+  """Lives that have ended, and the data positions that the next ones have."""
+  known = {member.learner: member for member in manifest.members}
+  for item in manifest.learners:
+    state = item.state
+    known[state.learner] = replace(
+      known[state.learner],
+      incarnation=state.incarnation,
+      next_sample=state.next_sample,
+    )
+  return [
+    replace(member, run_id=run_id, left=True) for member in known.values()
+  ]
