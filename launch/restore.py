@@ -79,9 +79,10 @@ def _restore(workdir: pathlib.Path, source) -> int:
     config = restore.config_of(source, LEARNERS.value)
   url = workdir_lib.exchange_url(into, INTO_EXCHANGE.value)
   target = common.open_exchange_at(url)
+  manifest = restore.find(source, ROUND.value, config)
   into.mkdir(parents=True, exist_ok=True)
   with workdir_lib.lock(into):
-    restore.restore(source, ROUND.value, target, config)
+    restore.restore(source, manifest, target, config)
     workdir_lib.settle_config(into, config, started=True)
   print(f"{into} holds a run that goes on from round {ROUND.value}.")
   if not START.value:

@@ -60,31 +60,43 @@ def config_of(exchange: SealedExchange, learners: int | None) -> Config:
   return config_lib.from_dict(values)
 
 
-def restore(
-  source: SealedExchange, t: int, target: SealedExchange, config: Config
-) -> None:
-  """Starts a run with this config in `target`; nobody works on it yet.
+def find(source: SealedExchange, t: int, config: Config) -> Manifest:
+  """The snapshot of round t, for a run with this config to go on from.
 
-  Raises `ConfigError`: no such snapshot, a damaged one, another model or
-  codec, or a target that holds a run.
+  Raises `ConfigError`: there is none, or it is of another model or codec.
   """
   first, genesis = _first(source)
   config_lib.check_resumable(
     config_lib.from_dict(json.loads(genesis.config)), config
   )
+  try:
+    manifest = run_calls(snapshots.read_manifest(keys.snapshot(t)), source)
+    _check(manifest, first, t)
+  except ValueError as error:
+    raise _unusable(source, t, error) from error
+  return manifest
+
+
+def restore(
+  source: SealedExchange,
+  manifest: Manifest,
+  target: SealedExchange,
+  config: Config,
+) -> None:
+  """Starts a run with this config in `target`; nobody works on it yet.
+
+  Raises `ConfigError`: the snapshot is damaged, or the target holds a run.
+  """
+  (first, genesis), t = _first(source), manifest.commit.round
   if target.get(keys.commit(0)) is not None:
     raise ConfigError(
       f"{target.url} holds a run already. Choose another --into (or another "
       "--exchange), or go on with that run: python -m launch.local."
     )
   try:
-    manifest = run_calls(snapshots.read_manifest(keys.snapshot(t)), source)
-    _check(manifest, first, t)
     _copy(source, keys.snapshot(t), target, manifest)
   except ValueError as error:
-    raise ConfigError(
-      f"the snapshot of round {t} cannot be used: {error}. {_there(source)}"
-    ) from error
+    raise _unusable(source, t, error) from error
   run_id = uuid.uuid4().hex
   origin = Origin(first.run_id, t, manifest.digest)
   genesis = dataclasses.replace(
@@ -127,12 +139,16 @@ def _check(manifest: Manifest, first: Commit, t: int) -> None:
     )
 
 
-def _there(source: SealedExchange) -> str:
+def _unusable(source: SealedExchange, t: int, why: ValueError) -> ConfigError:
   rounds = ", ".join(str(item.round) for item in listing(source))
-  if rounds:
-    return f"There are complete ones of rounds {rounds}."
-  return (
-    "There is none: a run takes them with --config.snapshot.every_rounds=100."
+  there = (
+    f"There are complete ones of rounds {rounds}."
+    if rounds
+    else "There is none: a run takes them with "
+    "--config.snapshot.every_rounds=100."
+  )
+  return ConfigError(
+    f"the snapshot of round {t} cannot be used: {why}. {there}"
   )
 
 

@@ -188,10 +188,15 @@ def with_rounds(config, rounds):
 # --- A run that begins with one ---------------------------------------------
 
 
+def restored_into(target, source, t, config):
+  found = restore.find(source, t, config)
+  restore.restore(source, found, target, config)
+
+
 def go_on(source, t, config, compute=JaxCompute, faults=(), world_seed=9):
   """The world of a restored run at its end, and its exchange."""
   target = MemoryStore()
-  restore.restore(source, t, target, config)
+  restored_into(target, source, t, config)
   if compute is JaxCompute:
     arrays = JaxCompute(config, "")
   else:
@@ -302,8 +307,8 @@ def test_a_learner_whose_part_is_damaged_starts_anew(store, monkeypatch):
   code_versions_agree(monkeypatch)
   whole = restore.restore
 
-  def spoil(source, t, target, config):
-    whole(source, t, target, config)
+  def spoil(source, found, target, config):
+    whole(source, found, target, config)
     (name,) = target.list("origin/learner-1.")
     target.objects[name] = target.objects[name][:-1] + b"?"
 
@@ -338,7 +343,7 @@ def test_restore_refuses_what_does_not_fit(store):
   for t, groups, words in cases:
     target = MemoryStore()
     with pytest.raises(ConfigError, match=words):
-      restore.restore(store, t, target, snapped(**groups))
+      restored_into(target, store, t, snapped(**groups))
     assert target.objects == {}
 
 
@@ -349,7 +354,7 @@ def test_restore_refuses_a_damaged_one_and_leaves_no_run(store):
   store.objects[part] = store.objects[part][1:]
   target = MemoryStore()
   with pytest.raises(ConfigError, match="arrays of learner 2 in it.*damaged"):
-    restore.restore(store, 34, target, snapped())
+    restored_into(target, store, 34, snapped())
   assert keys.commit(0) not in target.objects
 
 
@@ -360,15 +365,15 @@ def test_restore_refuses_another_runs_snapshot(store):
   key = keys.manifest(keys.snapshot(34))
   store.objects[key] = snapshots.encode(other)
   with pytest.raises(ConfigError, match="of run another, not of this run"):
-    restore.restore(store, 34, MemoryStore(), snapped())
+    restored_into(MemoryStore(), store, 34, snapped())
 
 
 def test_restore_never_writes_over_a_run(store):
   target = MemoryStore()
-  restore.restore(store, 34, target, snapped())
+  restored_into(target, store, 34, snapped())
   before = dict(target.objects)
   with pytest.raises(ConfigError, match="holds a run already"):
-    restore.restore(store, 17, target, snapped())
+    restored_into(target, store, 17, snapped())
   assert target.objects == before
 
 
@@ -384,10 +389,10 @@ def test_a_restore_cut_short_is_done_again(store):
 
   target = Failing()
   with pytest.raises(OSError, match="full"):
-    restore.restore(store, 34, target, snapped())
+    restored_into(target, store, 34, snapped())
   assert target.objects and keys.commit(0) not in target.objects
   target.left = 1000
-  restore.restore(store, 34, target, snapped())
+  restored_into(target, store, 34, snapped())
   zero = messages.decode(Commit, target.objects[keys.commit(0)])
   first = messages.decode(Commit, target.objects[keys.commit(34)])
   assert first.previous == wire.sha256(target.objects[keys.commit(0)])
