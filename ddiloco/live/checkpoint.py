@@ -1,9 +1,11 @@
 """A learner's own checkpoints: its program's state and data position."""
 
+import hashlib
 import pathlib
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -11,6 +13,7 @@ from ddiloco.live.log import logger
 
 _KEEP = 2
 _STATE = "state"  # the name of Orbax's item for it
+_DIGEST = "sha256"  # of the state, beside the position
 
 
 class Restored(NamedTuple):
@@ -48,7 +51,7 @@ class Checkpoints:
         number,
         args=ocp.args.Composite(
           state=ocp.args.StandardSave(state),
-          position=ocp.args.JsonSave(position),
+          position=ocp.args.JsonSave({**position, _DIGEST: _digest(state)}),
         ),
       )
     except (ValueError, RuntimeError, OSError) as error:
@@ -77,6 +80,12 @@ class Checkpoints:
           position=ocp.args.JsonRestore(),
         ),
       )
+      state, position = restored["state"], dict(restored["position"])
+      # Orbax itself takes a flipped bit for a number. Those of an earlier
+      # release have no digest.
+      digest = position.pop(_DIGEST, None)
+      if digest is not None and digest != _digest(state):
+        raise ValueError("it is not what was saved: its files are damaged")
     except (ValueError, KeyError, OSError) as error:
       logger.warning(
         "checkpoint %d is not used, the inner optimizer starts fresh: %s",
@@ -84,7 +93,7 @@ class Checkpoints:
         str(error).partition("\n")[0],
       )
       return None
-    return Restored(restored["state"], dict(restored["position"]))
+    return Restored(state, position)
 
   def _check_shapes(self, number: int, abstract: Any) -> None:
     """`ValueError` if a checkpoint holds other shapes than these.
@@ -113,3 +122,14 @@ class Checkpoints:
   def close(self) -> None:
     """Releases Orbax's threads."""
     self._manager.close()
+
+
+def _digest(state: Any) -> str:
+  """SHA-256 of all numbers of a state, in order."""
+  found = hashlib.sha256()
+  for leaf in jax.tree.leaves(state):
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+      leaf = jax.random.key_data(leaf)
+    numbers = np.ascontiguousarray(jax.device_get(leaf)).reshape(-1)
+    found.update(numbers.view(np.uint8))  # bfloat16 is no buffer
+  return found.hexdigest()

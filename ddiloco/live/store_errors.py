@@ -44,6 +44,7 @@ _TRANSIENT_ERRNOS = frozenset(
     "16",  # EBUSY
     "39",  # ENOTEMPTY
     # Of a file system that is away, or takes no writes for now:
+    "27",  # EFBIG, of a limit (ulimit -f) that can be lifted as a disk freed
     "30",  # EROFS
     "107",  # ENOTCONN
     "116",  # ESTALE

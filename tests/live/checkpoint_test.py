@@ -13,7 +13,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ddiloco.live import log
+from ddiloco.live import checkpoint, log
 from ddiloco.live.checkpoint import Checkpoints
 from tests.live.processes import (
   DEADLINE_S,
@@ -111,6 +111,37 @@ def test_the_newest_is_the_one_furthest_in_the_data(open_checkpoints, tmp_path):
   assert open_checkpoints().restore(make_state()).position == position(100)
   names = [p.name for p in (tmp_path / "checkpoints").iterdir()]
   assert sorted(filter(str.isdigit, names)) == ["100", "20"], "two are kept"
+
+
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_flipped_bit_is_no_number(open_checkpoints, warnings, tmp_path, bit):
+  """Orbax would take most of them for one."""
+  state = make_state(3, width=512)
+  open_checkpoints().save(state, position(40))
+  folder = tmp_path / "checkpoints/40"
+  files = [p for p in folder.rglob("*") if p.is_file()]
+  largest = max(files, key=lambda path: path.stat().st_size)
+  data = bytearray(largest.read_bytes())
+  data[len(data) // 2] ^= 1 << bit
+  largest.write_bytes(data)
+  assert open_checkpoints().restore(make_state(0, width=512)) is None
+  assert "checkpoint 40 is not used, the inner optimizer" in warnings[-1]
+
+
+def test_checkpoints_of_an_earlier_release_have_no_digest(
+  open_checkpoints, monkeypatch
+):
+  state = State({"w": jnp.ones(8, jnp.bfloat16)}, (), jax.random.key(1))
+  json_save = checkpoint.ocp.args.JsonSave
+  with monkeypatch.context() as patch:
+    patch.setattr(
+      checkpoint.ocp.args, "JsonSave", lambda told: json_save(position(40))
+    )
+    open_checkpoints().save(state, position(40))
+  restored = open_checkpoints().restore(state)
+  assert restored.position == position(40)
+  open_checkpoints().save(state, position(44))
+  assert open_checkpoints().restore(state).position == position(44)
 
 
 @pytest.mark.parametrize("saved, axis, read", [(4, 0, 1), (1, 0, 8), (2, 1, 4)])

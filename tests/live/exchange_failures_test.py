@@ -58,6 +58,7 @@ TRANSIENT = [
   "UNAVAILABLE: connection reset",
   "ABORTED: All 0 retry attempts failed: HTTP response code: 503",
   "RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']",
+  "OUT_OF_RANGE: Failed to write: File too large [os_error_code='27']",
   "UNKNOWN: Failed to write: Input/output error [os_error_code='5']",
   "NOT_FOUND: Failed to rename: No such file [os_error_code='2']",
   "DEADLINE_EXCEEDED: timed out",
@@ -67,7 +68,6 @@ PERMANENT = [
   "FAILED_PRECONDITION: Not a directory [os_error_code='20']",
   "UNIMPLEMENTED: Failed to lock [os_error_code='38']",
   "NOT_FOUND: The specified bucket does not exist",
-  "OUT_OF_RANGE: File too large [os_error_code='27']",
   "Failed to open: File name too long [os_error_code='36']",
 ]
 
