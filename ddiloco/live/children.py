@@ -101,7 +101,12 @@ class Child:
       )
     self.started_s, self.restart_s = time.monotonic(), None
     self.ready = False
-    journal.write("start", who=self.name, pid=self.process.pid)
+    journal.write(
+      "start",
+      who=self.name,
+      pid=self.process.pid,
+      clock_ns=time.monotonic_ns(),  # one for all processes of a machine
+    )
 
   def poll(self, journal: Journal) -> int | None:
     """The exit code, once, if the process has ended since the last look."""

@@ -99,10 +99,10 @@ def load(exchange: Exchange, workdir: pathlib.Path) -> Run:
     layout=wire.sha256(genesis.layout.encode()),
     answer_bytes=(0,) * config.sync.num_fragments,
   )
-  syncer, learners = _read_tapes(exchange, rules, warnings)
-  committed = _read_commits(exchange, syncer, warnings)
   lines = workdir_lib.read_lines(workdir / workdir_lib.JOURNAL, warnings)
   sessions = workdir_lib.read_sessions(lines)
+  syncer, learners = _read_tapes(exchange, rules, sessions, warnings)
+  committed = _read_commits(exchange, syncer, warnings)
   if not sessions:
     sessions = _sessions_of_tapes(syncer, learners)
   status, reason = _status(sessions, syncer)
@@ -179,7 +179,10 @@ def _changes(
 
 
 def _read_tapes(
-  exchange: Exchange, rules: Rules, warnings: list[str]
+  exchange: Exchange,
+  rules: Rules,
+  sessions: list[Session],
+  warnings: list[str],
 ) -> tuple[SyncerRecords, dict[int, list[LearnerLife]]]:
   syncer, learners = SyncerRecords(), {}
   for keys_ in find_lives(exchange):
@@ -189,6 +192,7 @@ def _read_tapes(
     if reader.header.run_id != rules.run_id:
       warnings.append(f"tape of {keys_.name} belongs to another run; left out")
       continue
+    reader.header = _by_launcher(reader.header, keys_.learner, sessions)
     if keys_.learner is None:
       quorum_min = _quorum_min(reader.header, rules)
       syncer.read(reader, dataclasses.replace(rules, quorum_min=quorum_min))
@@ -196,6 +200,21 @@ def _read_tapes(
       life = LearnerLife(reader, keys_.learner, rules.schedule.num_fragments)
       learners.setdefault(keys_.learner, []).append(life)
   return syncer, learners
+
+
+def _by_launcher(
+  header: Header, learner: int | None, sessions: list[Session]
+) -> Header:
+  """A life whose process the launcher saw, by the launcher's wall clock.
+
+  The process's own may have been wrong.
+  """
+  who = "syncer" if learner is None else f"learner {learner}"
+  for process in (p for session in sessions for p in session.processes):
+    unix_ns = process.unix_ns(who, header.pid, header.started_ns)
+    if unix_ns is not None:
+      return dataclasses.replace(header, started_unix_ns=unix_ns)
+  return header
 
 
 def _quorum_min(header: Header, rules: Rules) -> int:

@@ -22,6 +22,20 @@ class Process:
   started_ns: int
   exited_ns: int = 0
   code: int | None = None
+  clock_ns: int = 0  # the start, by the machine's monotonic clock
+
+  def unix_ns(self, who: str, pid: int, clock_ns: int) -> int | None:
+    """An instant of its monotonic clock, by the launcher's wall clock.
+
+    None if what `who` tells did not happen in this process.
+    """
+    merges = self.who.partition(" ")[0] in ("syncer", "standby")
+    same = who == self.who or (who == "syncer" and merges)
+    if not (same and pid == self.pid and self.clock_ns):
+      return None
+    found_ns = self.started_ns + clock_ns - self.clock_ns
+    over_ns = self.exited_ns or found_ns
+    return found_ns if self.started_ns <= found_ns <= over_ns else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,7 +131,13 @@ def read_sessions(lines: list[dict[str, Any]]) -> list[Session]:
     session = sessions[-1]
     match what:
       case "start":
-        running[who] = Process(who, line.get("pid"), line["unix_ns"])
+        clock_ns = line.get("clock_ns")
+        running[who] = Process(
+          who,
+          line.get("pid"),
+          line["unix_ns"],
+          clock_ns=clock_ns if type(clock_ns) is int else 0,
+        )
         session.processes.append(running[who])
       case "exit" if who in running:
         process = running.pop(who)

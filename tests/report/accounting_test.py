@@ -1,5 +1,7 @@
 """Where the time went: each second of a learner has one cause."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -377,3 +379,48 @@ def test_uptime_is_the_union_of_all_steps(tmp_path):
   other.step(15).stop(21).write()
   # Stepping from 1 to 13 and from 14 to 15 s, of the time from 1 to 21 s.
   assert account(load(history, tmp_path)).uptime == pytest.approx(13 / 20)
+
+
+@pytest.mark.parametrize("learner", [0, None])
+def test_a_wall_clock_that_is_wrong_is_put_right_by_the_launchers(
+  tmp_path, learner
+):
+  history = History()
+  right = history.learner(0, at=0).join(1)
+  for at in range(2, 21):
+    right.step(at)
+  right.stop(20).write()
+  if learner is None:
+    odd = history.syncer(life=1, at=2).open(3, history.make_commit(0)).stop(9)
+  else:
+    odd = history.learner(1, at=2).join(3).step(9).stop(9)
+  odd.header = dataclasses.replace(
+    odd.header, pid=7, started_unix_ns=UNIX_NS + s(5 * 3600)
+  )
+  odd.write()
+  who = "standby 1" if learner is None else "learner 1"
+  # The launcher started the process a second before its life began.
+  start = {"who": who, "pid": 7, "clock_ns": s(1000 - 1)}
+  journal(
+    tmp_path,
+    (0, "start", {"who": "learner 0", "pid": 1, "clock_ns": s(5)}),
+    (1, "start", start),
+    (21, "end", {"status": "stopped", "reason": "SIGINT"}),
+  )
+  run = load(history, tmp_path)
+  life = run.syncer.lives[0] if learner is None else run.learners[1][0]
+  assert life.started_ns == UNIX_NS + s(2)
+  assert seconds(account(run).wall_ns) == 20
+
+
+def test_a_life_of_elsewhere_keeps_its_own_wall_clock(tmp_path):
+  history = History()
+  tape = history.learner(0, at=50).join(51).step(52).stop(52)
+  tape.header = dataclasses.replace(tape.header, pid=7)
+  tape.write()
+  ended = {"who": "learner 0", "pid": 7, "code": 1}
+  for pid, clock_ns in ((7, s(900)), (8, s(999)), (7, "odd")):
+    line = {"who": "learner 0", "pid": pid, "clock_ns": clock_ns}
+    journal(tmp_path, (1, "start", line), (9, "exit", ended))
+  run = load(history, tmp_path)
+  assert run.learners[0][0].started_ns == UNIX_NS + s(50)
