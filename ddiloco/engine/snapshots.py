@@ -17,7 +17,7 @@ from ddiloco.protocol.messages import Commit, FragmentState
 from ddiloco.protocol.snapshots import LearnerSnapshot, Manifest
 from ddiloco.types import SECOND_NS
 
-_LOOK_EVERY_NS = SECOND_NS // 10
+_LOOK_EVERY_NS = SECOND_NS // 2
 Life = tuple[int, int]  # learner, incarnation
 
 

@@ -45,15 +45,13 @@ class Supervisor:
     self.children = {
       child.name: child for child in _roles(config, workdir, arguments)
     }
-    self._faults = FaultRunner(
-      faults, self.children, self._journal, at_work=self._at_work
-    )
     sync = config.sync
     schedule = Schedule(
       sync.num_fragments, sync.interval_steps, sync.overlap_steps
     )
     self._monitor = Monitor(exchange, schedule)
     self._progress = Progress(config, self.children, workdir)
+    self._faults = self._make_faults(faults)
     self._elsewhere: dict[int, bool] = {}  # learners of others: who is live
     self._stop = threading.Event()
     self._reason = ""
@@ -89,6 +87,11 @@ class Supervisor:
       user_error = self.exit is Exit.USER_ERROR  # says so itself
       self._say(self._reason if user_error else f"{status}: {self._reason}")
     return status
+
+  def _make_faults(self, faults: tuple[Fault, ...]) -> FaultRunner:
+    return FaultRunner(
+      faults, self.children, self._journal, at_work=self._at_work
+    )
 
   # --- One look -------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from ddiloco.protocol import keys, snapshots, wire
 from ddiloco.protocol.learner_types import Encode, Joined, Resumed, Snapshot
 from ddiloco.protocol.messages import Commit
 from ddiloco.protocol.snapshots import LearnerSnapshot, Manifest
-from ddiloco.sim.exchange import SimExchange
 
 Require = Callable[[Any, str], None]
 
@@ -16,10 +15,17 @@ Require = Callable[[Any, str], None]
 def check_snapshots(
   lives: Sequence[Any],
   commits: Mapping[int, Commit],
-  exchange: SimExchange,
+  exchange: Any,
   require: Require,
 ) -> None:
-  """Requires that what lies there is what its learners were; see `audit`."""
+  """Requires that what lies there is what its learners were.
+
+  Args:
+    lives: with their `log`.
+    commits: all there are.
+    exchange: tells `names(prefix)`, and what is there by `peek(name)`.
+    require: is given a truth and the promise that it is one.
+  """
   learners = {
     (life.log[0][0].learner, life.log[0][0].incarnation): life
     for life in lives

@@ -6,6 +6,7 @@ it; what a store without conditions is told is in store_check_test.py.
 
 import pytest
 
+from ddiloco.chaos import proxy as proxies
 from ddiloco.engine.ports import ExchangeError, ExchangeRefused
 from ddiloco.live import exchange as exchange_lib
 from ddiloco.live.exchange import TensorStoreExchange
@@ -14,7 +15,7 @@ from tests.live import stores
 
 @pytest.fixture
 def proxy(monkeypatch):
-  with stores.proxy_of(stores.gcs_port()) as proxy:
+  with proxies.proxy_of(stores.gcs_port()) as proxy:
     url = f"http://127.0.0.1:{proxy.port}"
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
     yield proxy
@@ -29,12 +30,12 @@ def open_through(proxy, deadline_s=60.0):
 @pytest.mark.parametrize(
   "act",
   [
-    stores.error(429, "rateLimitExceeded"),
-    stores.error(503, "backendError", Retry_After="1"),
-    stores.error(500, "internalError"),
-    stores.reset,
-    stores.reset_in_body,
-    stores.lose_reply,
+    proxies.error(429, "rateLimitExceeded"),
+    proxies.error(503, "backendError", Retry_After="1"),
+    proxies.error(500, "internalError"),
+    proxies.reset,
+    proxies.reset_in_body,
+    proxies.lose_reply,
   ],
 )
 def test_an_operation_outlasts_what_goes_wrong(monkeypatch, proxy, act):
@@ -60,14 +61,14 @@ def test_an_operation_outlasts_what_goes_wrong(monkeypatch, proxy, act):
 
 def test_a_token_that_expired_is_no_refusal(proxy):
   exchange = open_through(proxy)
-  told = proxy.inject(stores.error(401, "authError"), times=2)
+  told = proxy.inject(proxies.error(401, "authError"), times=2)
   exchange.put("k", b"v")
   assert told.hits == 2 and exchange.get("k").value == b"v"
 
 
 def test_a_refusal_is_reported_at_once(proxy):
   exchange = open_through(proxy)
-  told = proxy.inject(stores.error(403, "forbidden"))
+  told = proxy.inject(proxies.error(403, "forbidden"))
   with pytest.raises(ExchangeRefused, match="put of 'k' .*cannot help"):
     exchange.put("k", b"v")
   assert told.hits == 2, "once more with fresh credentials"
@@ -75,7 +76,7 @@ def test_a_refusal_is_reported_at_once(proxy):
 
 def test_an_outage_ends_at_the_deadline_with_its_cause(proxy):
   exchange = open_through(proxy, deadline_s=0.6)
-  told = proxy.inject(stores.error(503, "backendError"))
+  told = proxy.inject(proxies.error(503, "backendError"))
   with pytest.raises(ExchangeError, match="put of 'k' .*HTTP 503"):
     exchange.put("k", b"v")
   assert 3 <= told.hits <= 40

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ddiloco.chaos import proxy as proxies
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.protocol import keys, learner_types, tape
 from tests.live import processes, stores
@@ -66,7 +67,7 @@ def test_an_outage_far_beyond_the_deadline_costs_no_process(tmp_path):
   workdir = tmp_path / "run"
   bucket = stores.new_bucket()
   with (
-    stores.proxy_of(stores.s3_port()) as proxy,
+    proxies.proxy_of(stores.s3_port()) as proxy,
     processes.commands_in(tmp_path) as commands,
   ):
     flags = processes.run_flags(
@@ -78,10 +79,10 @@ def test_an_outage_far_beyond_the_deadline_costs_no_process(tmp_path):
     wait_for_rounds(run, direct, 4)
     # It begins while the syncer stores or commits what it has merged.
     unable = proxy.inject(
-      stores.error(503, "SlowDown"), "PUT .*/run/(state|commit)/"
+      proxies.error(503, "SlowDown"), "PUT .*/run/(state|commit)/"
     )
     wait_for("write that fails", lambda: unable.hits, DEADLINE_S)
-    away = proxy.inject(stores.error(503, "SlowDown"))
+    away = proxy.inject(proxies.error(503, "SlowDown"))
     begin_ns, begin_s = time.time_ns(), time.monotonic()
     log = workdir / "logs/syncer.log"
     wait_for(

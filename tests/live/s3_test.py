@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from ddiloco.chaos import proxy as proxies
+from ddiloco.chaos import s3
 from ddiloco.config import ConfigError, LiveConfig
 from ddiloco.engine.ports import ExchangeError, ExchangeRefused
 from ddiloco.live import exchange as exchange_lib
@@ -17,7 +19,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def proxy():
-  with stores.proxy_of(stores.s3_port()) as proxy:
+  with proxies.proxy_of(stores.s3_port()) as proxy:
     yield proxy
 
 
@@ -60,19 +62,19 @@ RESULTS = {
   "list": ["x"],
 }
 FAULTS = {
-  "throttled": stores.error(429, "TooManyRequests"),
-  "throttled_retry_after": stores.error(
+  "throttled": proxies.error(429, "TooManyRequests"),
+  "throttled_retry_after": proxies.error(
     429, "TooManyRequests", Retry_After="1"
   ),
-  "slow_down": stores.error(503, "SlowDown"),
-  "unavailable_retry_after": stores.error(503, "", Retry_After="1"),
-  "internal_error": stores.error(500, "InternalError"),
-  "bad_gateway": stores.error(502, ""),
-  "conflict": stores.error(409, "ConditionalRequestConflict"),
-  "reset": stores.reset,
-  "reset_in_body": stores.reset_in_body,
-  "truncated": stores.truncate,
-  "reply_lost": stores.lose_reply,
+  "slow_down": proxies.error(503, "SlowDown"),
+  "unavailable_retry_after": proxies.error(503, "", Retry_After="1"),
+  "internal_error": proxies.error(500, "InternalError"),
+  "bad_gateway": proxies.error(502, ""),
+  "conflict": proxies.error(409, "ConditionalRequestConflict"),
+  "reset": proxies.reset,
+  "reset_in_body": proxies.reset_in_body,
+  "truncated": proxies.truncate,
+  "reply_lost": proxies.lose_reply,
 }
 
 
@@ -102,14 +104,14 @@ def test_a_conditional_write_whose_reply_was_lost_is_ours(
   """On a used connection libcurl itself sends the request a second time."""
   first = exchange.compare_and_swap("k", b"1", None)
   if connection == "new":
-    told = proxy.inject(stores.reset_in_body, "GET", times=1)
+    told = proxy.inject(proxies.reset_in_body, "GET", times=1)
     exchange.get("k")
     assert told.hits == 1
-  told = proxy.inject(stores.lose_reply, "PUT", times=1)
+  told = proxy.inject(proxies.lose_reply, "PUT", times=1)
   second = exchange.compare_and_swap("k", b"2", first)
   assert told.hits == 1
   assert second and exchange.get("k") == (b"2", second)
-  told = proxy.inject(stores.lose_reply, "PUT", times=1)
+  told = proxy.inject(proxies.lose_reply, "PUT", times=1)
   assert exchange.put_if_absent("new", b"mine") and told.hits == 1
 
 
@@ -120,7 +122,7 @@ def test_what_somebody_else_wrote_meanwhile_is_not_ours(exchange, proxy):
 
   def overtaken(handler):
     rival.put("k", b"theirs")
-    stores.reset(handler)
+    proxies.reset(handler)
 
   told = proxy.inject(overtaken, "PUT .*/k", times=1)
   assert not exchange.put_if_absent("k", b"mine")
@@ -132,7 +134,7 @@ def test_what_somebody_else_wrote_meanwhile_is_not_ours(exchange, proxy):
 
 
 @pytest.mark.parametrize(
-  "act", [stores.error(500, "InternalError"), stores.reset]
+  "act", [proxies.error(500, "InternalError"), proxies.reset]
 )
 def test_an_outage_ends_at_the_deadline_with_its_cause(proxy, act):
   url = stores.s3_url(stores.new_bucket(), port=proxy.port)
@@ -147,7 +149,7 @@ def test_an_outage_ends_at_the_deadline_with_its_cause(proxy, act):
 
 
 def test_an_outage_that_ends_in_time_is_not_noticed(exchange, proxy):
-  told = proxy.inject(stores.error(503, "SlowDown"))
+  told = proxy.inject(proxies.error(503, "SlowDown"))
 
   def end():
     while told.hits < 6:
@@ -164,7 +166,7 @@ def test_an_outage_that_ends_in_time_is_not_noticed(exchange, proxy):
 def test_a_server_that_never_replies_is_given_up(proxy):
   url = stores.s3_url(stores.new_bucket(), port=proxy.port)
   exchange = TensorStoreExchange(url, deadline_s=0.5)
-  told = proxy.inject(stores.hang, times=1)
+  told = proxy.inject(proxies.hang, times=1)
   with pytest.raises(ExchangeError, match="get of 'k' .* no reply"):
     exchange.get("k")
   assert told.hits == 1
@@ -183,7 +185,7 @@ print(exchange.put_if_absent("k", b"mine"), exchange.get("k").value)
 def test_a_connection_on_which_nothing_moves_is_tried_anew(proxy):
   """In a process of its own, which reads a shorter patience at its start."""
   url = stores.s3_url(stores.new_bucket(), port=proxy.port)
-  told = proxy.inject(stores.hang, "PUT", times=1)
+  told = proxy.inject(proxies.hang, "PUT", times=1)
   patience = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
   assert processes.run_python(STALLED, url, env=patience) == "True b'mine'\n"
   assert told.hits == 1
@@ -193,7 +195,7 @@ def test_a_connection_on_which_nothing_moves_is_tried_anew(proxy):
 
 
 def test_a_refusal_is_reported_at_once_and_in_words(exchange, proxy):
-  told = proxy.inject(stores.error(403, "AccessDenied"))
+  told = proxy.inject(proxies.error(403, "AccessDenied"))
   with pytest.raises(ExchangeRefused) as caught:
     exchange.put("k", b"v")
   # Once more with fresh credentials: they may have been replaced.
@@ -214,17 +216,17 @@ def test_expired_credentials_are_replaced_by_fresh_ones(
       f"[default]\naws_access_key_id={key}\naws_secret_access_key=secret\n"
     )
 
-  for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+  for name in s3.CREDENTIALS:
     monkeypatch.delenv(name)
   monkeypatch.setenv("HOME", str(tmp_path))
   write("OLD")
   url = stores.s3_url(stores.new_bucket(), port=proxy.port)
   exchange = TensorStoreExchange(url, deadline_s=DEADLINE_S)
-  only_old = proxy.inject(stores.expired("OLD"))
+  only_old = proxy.inject(proxies.expired("OLD"))
   exchange.put("k", b"1")
   assert only_old.hits == 1
   proxy.lift(only_old)
-  only_new = proxy.inject(stores.expired("NEW"))
+  only_new = proxy.inject(proxies.expired("NEW"))
 
   def refresh():
     while only_new.hits < 3:
@@ -244,7 +246,7 @@ def test_expired_credentials_are_replaced_by_fresh_ones(
 def test_expired_credentials_that_stay_are_named(proxy):
   url = stores.s3_url(stores.new_bucket(), port=proxy.port)
   exchange = TensorStoreExchange(url, deadline_s=0.5)
-  told = proxy.inject(stores.expired("nobody"))
+  told = proxy.inject(proxies.expired("nobody"))
   with pytest.raises(ExchangeError, match="ExpiredToken: as told"):
     exchange.put("k", b"")
   assert told.hits >= 3

@@ -1,0 +1,1 @@
+"""Live runs under random faults, and the proof that nothing was lost."""
