@@ -56,6 +56,7 @@ class LearnerBytes:
     """Takes the shapes of a program's state, and how it is exchanged."""
     self._state = StateBytes(program, state)
     self._layout, self._codec = layout, codec
+    self.num_fragments = layout.num_fragments
     shapes = [self._state.digest, layout.digest, codec.name]
     self.digest = wire.sha256(wire.canonical_json(shapes))
 

@@ -67,6 +67,9 @@ class NullLearnerBytes:
 
   digest = "null"
 
+  def __init__(self, num_fragments: int):
+    self.num_fragments = num_fragments
+
   def num_bytes(self, attempts: Sequence[Attempt]) -> int:
     """Something for each of them."""
     return len(STATE) + len(attempts)
@@ -84,6 +87,7 @@ class NullLearnerArrays:
     *,
     samples_per_step: int,
     tokens: Callable[[int, int], int],
+    num_fragments: int,
     downlink: NullDownlink | None = None,
   ):
     """Takes what `Program` says of (first sample, how many)'s batch."""
@@ -93,7 +97,7 @@ class NullLearnerArrays:
     self._fetched: set[tuple[int, int]] = set()
     self.last_metrics: dict[str, float] = {}
     self.travel = NullStateBytes()
-    self.bytes = NullLearnerBytes()
+    self.bytes = NullLearnerBytes(num_fragments)
     self._encoded: dict[tuple[int, int], tuple[Contribution, ...]] = {}
 
   def step(self, command: Step) -> StepResult:

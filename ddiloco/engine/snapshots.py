@@ -150,6 +150,12 @@ def check_learner(header: LearnerSnapshot, layout: Any) -> None:
   """`ValueError` unless its arrays are those of a `LearnerBytes`."""
   if header.shapes != layout.digest:
     raise ValueError("its arrays have other shapes than this program's")
+  fragments = range(layout.num_fragments)
+  named = [c.fragment for item in header.attempts for c in item.contributions]
+  if len(header.state.fragments) != len(fragments) or any(
+    p not in fragments for p in named
+  ):
+    raise ValueError(f"it is not of {len(fragments)} fragments, as this run is")
   check_sizes(header.parts, layout.num_bytes(header.attempts))
 
 

@@ -109,13 +109,14 @@ class NullCompute:
     return NullLearnerArrays(
       samples_per_step=intake.samples_per_step,
       tokens=intake.tokens,
+      num_fragments=self._config.sync.num_fragments,
       downlink=self.downlink,
     )
 
   def bytes(self, learner: int) -> NullLearnerBytes:
     """How the learner lies in a snapshot."""
     del learner
-    return NullLearnerBytes()
+    return NullLearnerBytes(self._config.sync.num_fragments)
 
   def resumed_arrays(self, learner: int, found: Resumption) -> Any:
     """Those of a life that goes on with a snapshot."""

@@ -11,8 +11,8 @@ from ddiloco.live import restore
 from ddiloco.protocol import keys, messages, snapshots, wire
 from ddiloco.protocol.learner_types import Encode, Joined, Resumed
 from ddiloco.protocol.learner_types import Snapshot as Recorded
-from ddiloco.protocol.messages import Commit
-from ddiloco.protocol.snapshots import Manifest
+from ddiloco.protocol.messages import Commit, Contribution
+from ddiloco.protocol.snapshots import Attempt, Manifest
 from ddiloco.sim import history as history_lib
 from ddiloco.sim import replay, swarm
 from ddiloco.sim.compute import NullCompute
@@ -79,6 +79,26 @@ def test_what_follows_a_snapshot_follows_from_it(store, t):
   result = runs.replay(store, since=t)
   assert result["first_mismatch"] is None
   assert result["matched"] == result["commits"] == 60 - t
+
+
+@pytest.mark.parametrize(
+  "sync",
+  [
+    {"wait": "exact", "quorum_min": 3, "overlap_steps": 0},
+    {"wait": "exact", "apply": "at_overlap", "overlap_steps": 2},
+    {"anchor": "any", "apply": "own", "num_fragments": 1},
+  ],
+  ids=str,
+)
+def test_under_every_policy(tmp_path, sync):
+  config = snapped(sync=sync, stop={"rounds": 30}, snapshot={"every_rounds": 9})
+  store = play(tmp_path, config)
+  rounds = complete_rounds(store.list("snapshot/"))
+  assert rounds
+  for t in rounds:
+    result = runs.replay(store, since=t)
+    assert result["first_mismatch"] is None
+    assert result["matched"] == result["commits"] > 0
 
 
 def test_answers_on_their_way_are_part_of_it(store):
@@ -321,6 +341,33 @@ def test_a_learner_whose_part_is_damaged_starts_anew(store, monkeypatch):
   assert isinstance(events[f"learner-1, life {life + 2}"], Joined)
 
 
+@pytest.mark.parametrize("what", ["fragment", "fragments", "shapes"])
+def test_a_record_that_cannot_be_this_runs_is_refused(store, monkeypatch, what):
+  """What another process wrote is never trusted, even with a right digest."""
+  code_versions_agree(monkeypatch)
+  found = manifest(store, 34)
+  first, *rest = found.learners
+  match what:
+    case "fragment":
+      odd = Attempt(35, 1, (Contribution(99, 34, 1, 12),))
+      changed = dataclasses.replace(first, attempts=(odd,))
+    case "fragments":
+      state = dataclasses.replace(
+        first.state, fragments=first.state.fragments[1:]
+      )
+      changed = dataclasses.replace(first, state=state)
+    case "shapes":
+      changed = dataclasses.replace(first, shapes="others")
+  spoilt = dataclasses.replace(found, learners=(changed, *rest))
+  key = keys.manifest(keys.snapshot(34))
+  store.objects[key] = snapshots.encode(spoilt)
+  world, _ = go_on(store, 34, snapped())
+  events = first_events(world)
+  life = first.state.incarnation
+  assert f"learner-0, life {life + 1}" not in events
+  assert isinstance(events[f"learner-0, life {life + 2}"], Joined)
+
+
 def test_a_snapshot_of_a_restored_run_restores_again(store, monkeypatch):
   code_versions_agree(monkeypatch)
   _, once = go_on(store, 34, snapped())
@@ -411,7 +458,7 @@ def test_garbage_among_snapshots_is_not_listed(store):
 def test_worlds_restored_from_the_swarms_snapshots(monkeypatch):
   """The protocol's part, from cuts through histories full of faults."""
   restored, resumed = 0, 0
-  for seed in range(2000, 2040):
+  for seed in range(2000, 2060):
     run = swarm._Run(seed, None, None, 0)
     run.play()
     names = run.world.exchange.names("")
