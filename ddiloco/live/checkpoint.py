@@ -86,8 +86,7 @@ class Checkpoints:
       digest = position.pop(_DIGEST, None)
       if digest is not None and digest != _digest(state):
         raise ValueError("it is not what was saved: its files are damaged")
-    # Whatever garbage its files hold: what Orbax finds in the middle of an array
-    # it raises as a bare Exception.
+    # What Orbax meets in the middle of an array it raises as a bare Exception.
     except Exception as error:  # noqa: BLE001
       logger.warning(
         "checkpoint %d is not used, the inner optimizer starts fresh: %s",
