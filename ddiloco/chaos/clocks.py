@@ -18,6 +18,7 @@ from ddiloco.chaos.stage import (
   Stage,
   Steps,
   is_other,
+  wrong_hours_s,
 )
 from ddiloco.live.children import Child
 
@@ -29,7 +30,7 @@ _CLOCK_ERROR_S = 300.0  # between a log's line and the file's own time
 def clock(stage: Stage, job: Job) -> Steps:
   """A process comes back with a wall clock that is hours wrong."""
   child = yield from stage.victim(job, LEARNER, LEARNER, SYNCER)
-  shift_s = _hours(job)
+  shift_s = wrong_hours_s(job.rng)
   pid, right = child.process.pid, list(child.arguments)
   child.arguments[:] = _with(right, f"--clock_s={shift_s}")
   end = stage.log_end(child)
@@ -63,19 +64,15 @@ def with_defects(child: Child, rng: Any) -> None:
   """Lets a role's processes have what `defects` can do to them."""
   flag, module, *rest = child.arguments
   assert flag == "-m", child.arguments
-  hours_s = rng.choice((-1, 1)) * rng.randint(1, 9) * _HOUR_S
+  jump = f"--jump_s={wrong_hours_s(rng)}"
   child.arguments[:] = [
-    *("-m", defects.__name__, f"--jump_s={hours_s}", module),
+    *("-m", defects.__name__, jump, module),
     *rest,
   ]
 
 
 def _with(arguments: list[str], flag: str) -> list[str]:
   return [*arguments[:2], flag, *arguments[2:]]
-
-
-def _hours(job: Job) -> int:
-  return job.rng.choice((-1, 1)) * job.rng.randint(1, 9) * _HOUR_S
 
 
 def _show_time(stage: Stage, job: Job, child: Child, end: int) -> Steps:

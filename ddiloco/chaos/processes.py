@@ -22,16 +22,14 @@ from ddiloco.chaos.stage import (
   TooLate,
   file_limit,
   is_other,
-  is_stopped,
 )
-from ddiloco.live.children import Child
+from ddiloco.live.children import Child, is_stopped, slow_down
 from ddiloco.live.workdir import RESOLVED
 from ddiloco.protocol import keys
 from ddiloco.types import Exit
 
 EVALUATOR = "evaluator"
 _LOCK = ".__lock"  # of the file an object is written to before it is named
-_SLICE_S = 0.1  # of a slow process's time
 _TRIES = 4
 
 
@@ -222,8 +220,7 @@ def slow(stage: Stage, job: Job) -> Steps:
   stopped = ran = False
   try:
     while time.monotonic() < end_s and not is_other(child, pid):
-      stop = (time.monotonic() / _SLICE_S) % 1 >= 1 / factor
-      child.send(signal.SIGSTOP if stop else signal.SIGCONT)
+      slow_down(child, factor)
       yield
       stopped |= is_stopped(pid)
       ran |= not is_stopped(pid)

@@ -1,7 +1,6 @@
 """A supervisor whose faults are chaos; it ends when that is over."""
 
 import dataclasses
-import pathlib
 import signal
 import time
 from typing import Any
@@ -10,9 +9,7 @@ from ddiloco.chaos import clocks
 from ddiloco.chaos.kinds import Draw
 from ddiloco.chaos.runner import ChaosRunner
 from ddiloco.chaos.stage import Stage, decode
-from ddiloco.config import Config
 from ddiloco.engine.ports import Exchange
-from ddiloco.live.children import Journal
 from ddiloco.live.console import Progress
 from ddiloco.live.monitor import View
 from ddiloco.live.supervisor import Supervisor
@@ -69,46 +66,18 @@ class Session(Supervisor):
       stage.absent.add(f"learner {rng.randrange(config.learners.count)}")
 
   @property
-  def config(self) -> Config:
-    """Of the run."""
-    return self._config
-
-  @property
-  def workdir(self) -> pathlib.Path:
-    """Of the run."""
-    return self._workdir
-
-  @property
-  def reason(self) -> str:
-    """Why it has ended."""
-    return self._reason
-
-  def say(self, text: str) -> None:
-    """A line for whoever watches."""
-    self._say(text)
-
-  @property
   def runner(self) -> ChaosRunner:
     """What injects the faults."""
     return self._faults
-
-  @property
-  def journal(self) -> Journal:
-    """Where proofs go."""
-    return self._journal
 
   @property
   def view(self) -> View:
     """What an onlooker knows of the run."""
     return self._monitor.view
 
-  def at_work(self, actor: str) -> str | None:
-    """The process that merges now, for `syncer`."""
-    return self._at_work(actor)
-
   def _make_faults(self, faults: Any) -> ChaosRunner:
     self._stage.session = self
-    return ChaosRunner(self._stage, self._plan.draws, say=self._say)
+    return ChaosRunner(self._stage, self._plan.draws, say=self.say)
 
   def _tick(self) -> Status | None:
     found = super()._tick()
@@ -116,7 +85,7 @@ class Session(Supervisor):
     self._progress.done = self.runner.counts()
     self._progress.left_s = 60 * self._plan.minutes - self.runner.elapsed_s
     if found is None and self._is_over():
-      self._reason = "the chaos is over"
+      self.reason = "the chaos is over"
       self._stop.set()
     return found
 
@@ -142,11 +111,11 @@ class Session(Supervisor):
       self.runner.withdraw()
       learners = [c for c in self.children.values() if c.learner is not None]
       waiting = [c for c in learners if not c.over and not c.ready]
-      if self.runner.busy or (waiting and not self._late(self.runner)):
+      if self.runner.busy or (waiting and not self._late):
         return False
       self.calm_round, self._calm_s = self.view.round, time.monotonic()
       self.alive = tuple(c.learner for c in learners if c.running)
-      self._say(f"chaos: all is healed at round {self.calm_round}")
+      self.say(f"chaos: all is healed at round {self.calm_round}")
     counted = {
       item.learner
       for t in self._stage.commits
@@ -155,12 +124,13 @@ class Session(Supervisor):
     }
     everybody = {*self.alive} <= counted
     rounds = self.view.round - self.calm_round
-    enough = everybody and rounds >= self._config.sync.interval_steps
+    enough = everybody and rounds >= self.config.sync.interval_steps
     return enough or time.monotonic() - self._calm_s > _CALM_S
 
-  def _late(self, runner: ChaosRunner) -> bool:
+  @property
+  def _late(self) -> bool:
     """Whether who starts has had all the time there is."""
-    return runner.elapsed_s > 60 * self._plan.minutes + _CALM_S
+    return self.runner.elapsed_s > 60 * self._plan.minutes + _CALM_S
 
   def _stop_all(self) -> None:
     self.runner.heal()  # or processes could not end in good order
@@ -170,7 +140,7 @@ class Session(Supervisor):
       child.send(signal.SIGTERM)
     while any(c.running for c in asked) and time.monotonic() < end_s:
       for child in asked:
-        child.poll(self._journal)
+        child.poll(self.journal)
       time.sleep(0.02)
     super()._stop_all()
     for child in asked:

@@ -19,7 +19,7 @@ from ddiloco.chaos.mounts import ReadOnly
 from ddiloco.chaos.proxy import Proxy
 from ddiloco.config import Config
 from ddiloco.engine.ports import Exchange, ExchangeError, ExchangeRefused
-from ddiloco.live.children import Child, Journal
+from ddiloco.live.children import Child, Journal, is_stopped
 from ddiloco.live.monitor import View
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Lease, Member
@@ -273,13 +273,9 @@ def is_other(child: Child, pid: int) -> bool:
   return child.running and child.process.pid != pid
 
 
-def is_stopped(pid: int) -> bool:
-  """Whether the kernel says that a process is stopped."""
-  try:
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except OSError:
-    return False
-  return stat.rpartition(")")[2].split()[0] == "T"
+def wrong_hours_s(rng: random.Random) -> int:
+  """By how much a clock is wrong: whole hours, either way."""
+  return rng.choice((-1, 1)) * rng.randint(1, 9) * 3600
 
 
 def file_limit(pid: int) -> int:

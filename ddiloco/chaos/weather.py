@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.chaos import proxy as proxies
-from ddiloco.chaos.stage import Job, Stage, Steps, TooLate, decode
+from ddiloco.chaos.stage import (
+  Job,
+  Stage,
+  Steps,
+  TooLate,
+  decode,
+  wrong_hours_s,
+)
 from ddiloco.protocol import keys
 from ddiloco.protocol.messages import Lease
 
@@ -30,10 +37,8 @@ def read_only(stage: Stage, job: Job) -> Steps:
     before = _beat(stage)
     yield from stage.wait(span_s)
     job.evidence["refused"] = refused and stage.read_only.refuses()
-    silent = before is None or _beat(stage) in (
-      None,
-      before,
-    )  # None: somebody garbles it
+    # None: somebody garbles it.
+    silent = before is None or _beat(stage) in (None, before)
     job.evidence["silent_s"] = span_s if silent else 0
     job.took_effect = bool(job.evidence["refused"] and job.evidence["silent_s"])
   finally:
@@ -90,7 +95,7 @@ def _requests(
 
 def store_clock(stage: Stage, job: Job) -> Steps:
   """The store's times of what is written are hours wrong for a while."""
-  shift_s = job.rng.choice((-1, 1)) * job.rng.randint(1, 9) * _HOUR_S
+  shift_s = wrong_hours_s(job.rng)
   job.evidence["shift_s"] = shift_s
   if stage.proxy is not None:
     yield from _requests(stage, job, proxies.dated(shift_s), (4, 10))

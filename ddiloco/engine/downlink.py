@@ -15,7 +15,7 @@ from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config
 from ddiloco.engine.loading import make_down_codec
 from ddiloco.engine.parts import check_object
-from ddiloco.engine.ports import Call, Item, Job
+from ddiloco.engine.ports import Call, Item, Job, drive
 from ddiloco.engine.records import unpack_params
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import FragmentState, StepLink
@@ -120,13 +120,12 @@ def read_version(
 
 def read_now(job: Job, peek: Callable[[str], bytes | None]) -> Any:
   """The result of one of these jobs, on a store that can be looked into."""
-  try:
-    request = next(job)
-    while True:
-      data = peek(*request.args)
-      request = job.send(None if data is None else Item(data, b""))
-  except StopIteration as stop:
-    return stop.value
+
+  def answer(request: Call) -> Item | None:
+    data = peek(*request.args)
+    return None if data is None else Item(data, b"")
+
+  return drive(job, answer)
 
 
 def _read_step(p: int, ref: FragmentState, downlink: Downlink) -> Job:

@@ -7,7 +7,7 @@ touch a clock, a thread or a store themselves. A job that has to go on in
 another lane returns the `Work` to do there instead.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol
 
 State = Any  # The program's whole training state, a pytree of device arrays.
@@ -88,21 +88,6 @@ class Call(NamedTuple):
     return getattr(exchange, self.method)(*self.args, **options)
 
 
-def run_calls(job: "Job", exchange: Any) -> Any:
-  """The result of a job that requests nothing but operations."""
-  try:
-    request = next(job)
-    while True:
-      try:
-        answer = request.on(exchange)
-      except ExchangeError as error:
-        request = job.throw(error)
-      else:
-        request = job.send(answer)
-  except StopIteration as stop:
-    return stop.value
-
-
 class Ready(NamedTuple):
   """A request of a job: wait until these device arrays are computed."""
 
@@ -124,6 +109,26 @@ class StepResult(NamedTuple):
 
 
 Job = Generator[Call | Ready | Pause, Any, Any]
+
+
+def drive(job: Job, answer: Callable[[Any], Any]) -> Any:
+  """The result of a job whose requests `answer` answers, one by one."""
+  try:
+    request = next(job)
+    while True:
+      try:
+        given = answer(request)
+      except ExchangeError as error:
+        request = job.throw(error)
+      else:
+        request = job.send(given)
+  except StopIteration as stop:
+    return stop.value
+
+
+def run_calls(job: Job, exchange: Exchange) -> Any:
+  """The result of a job that requests nothing but operations."""
+  return drive(job, lambda call: call.on(exchange))
 
 
 class Program(Protocol):

@@ -10,7 +10,7 @@ from ddiloco.engine.ports import Call, DamagedRun, Item, Job
 from ddiloco.engine.records import read_commit
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.fields import replace
-from ddiloco.protocol.learner_types import LearnerState
+from ddiloco.protocol.learner_types import Joined, LearnerState
 from ddiloco.protocol.messages import Commit, Genesis, Lease, Member
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.schedule import Schedule
@@ -24,31 +24,38 @@ class Newest(NamedTuple):
   genesis: Genesis
 
 
-def find_newest(schedule: Schedule) -> Job:
-  """The newest commit, or None if the exchange holds no run yet."""
-  first = yield Call("get", (keys.commit(0),))
-  if first is None:
+def find_first() -> Job:
+  """Commit 0 as its own newest, or None if the exchange holds no run yet."""
+  item = yield Call("get", (keys.commit(0),))
+  if item is None:
     return None
-  commit = read_commit(first.value, 0, None)
+  commit = read_commit(item.value, 0, None)
   if commit.genesis is None:
     raise DamagedRun("commit 0 says nothing about its run: not a ddiloco run")
-  genesis, data = commit.genesis, first.value
+  return Newest(commit, wire.sha256(item.value), commit.genesis)
+
+
+def find_newest(schedule: Schedule) -> Job:
+  """The newest commit, or None if the exchange holds no run yet."""
+  first = yield from find_first()
+  if first is None:
+    return None
+  newest = first
   listed = yield Call("list", (keys.COMMITS,))
   rounds = [t for name in listed if (t := keys.commit_round(name))]
   t = max(rounds, default=0)
   if t:
-    item = yield Call("get", (keys.commit(t),))
-    # Else the listing is stale; the walk finds the rest.
-    if item is not None and item.value != SWEPT:
-      commit, data = read_commit(item.value, t, commit.run_id), item.value
-  t = commit.round
+    # None: the listing is stale; the walk finds the rest.
+    newest = (yield from commit_at(t, first)) or first
+  t = newest.commit.round
   while True:  # listings may lag behind
     t = schedule.next_round(t)
     item = yield Call("get", (keys.commit(t),))
     if item is None:
-      return Newest(commit, wire.sha256(data), genesis)
+      return newest
     if item.value != SWEPT:
-      commit, data = read_commit(item.value, t, commit.run_id), item.value
+      commit = read_commit(item.value, t, first.commit.run_id)
+      newest = Newest(commit, wire.sha256(item.value), first.genesis)
 
 
 def commit_at(t: int, newest: Newest) -> Job:
@@ -162,6 +169,36 @@ def claim_member(
     if (yield Call("put_if_absent", (key, data))):
       return member, last
     before = yield Call("get", (key,))
+
+
+def joined(
+  member: Member,
+  last: Member | None,
+  commit: Commit,
+  position: Mapping[str, int],
+  **more: Any,
+) -> Joined:
+  """The first event of a life that enters at a commit.
+
+  Args:
+    member: the life.
+    last: the one before, if there was one.
+    commit: has the parameters it starts with.
+    position: of the learner's own checkpoint; empty: it has none.
+    more: further fields of the event.
+  """
+  return Joined(
+    now_ns=0,
+    learner=member.learner,
+    incarnation=member.incarnation,
+    seen=commit.round,
+    run_tokens=commit.tokens,
+    versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
+    next_sample=max(
+      position.get("next_sample", 0), last.next_sample if last else 0
+    ),
+    **more,
+  )
 
 
 def newer_life(learner: int, incarnation: int) -> Job:

@@ -15,6 +15,7 @@ from ddiloco.live.log import logger
 
 JOURNAL = "launch.jsonl"
 PARENT_VARIABLE = "DDILOCO_PARENT_PID"
+_SLICE_S = 0.1  # of the duty cycle that slows a process down
 
 
 class Journal:
@@ -145,3 +146,18 @@ def die_with_parent() -> None:
     return
   if os.getppid() != int(parent):  # it died before we asked
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def is_stopped(pid: int) -> bool:
+  """Whether the kernel says that a process is stopped."""
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return False
+  return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def slow_down(child: Child, factor: float) -> None:
+  """Called often, lets a process run one part in `factor` of the time."""
+  stop = (time.monotonic() / _SLICE_S) % 1 >= 1 / factor
+  child.send(signal.SIGSTOP if stop else signal.SIGCONT)

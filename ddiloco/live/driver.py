@@ -23,6 +23,7 @@ from ddiloco.engine.ports import (
   Job,
   Pause,
   Ready,
+  drive,
 )
 from ddiloco.live.log import logger
 from ddiloco.live.steady import SteadyExchange
@@ -42,25 +43,19 @@ def run_job(
   interrupt = interrupt or threading.Event()
   steady = isinstance(exchange, SteadyExchange)
   perform = exchange.perform if steady else lambda call: call.on(exchange)
-  try:
-    request = next(job)
-    while True:
-      try:
-        match request:
-          case Call():
-            answer = perform(request)
-          case Ready():
-            answer = jax.block_until_ready(request.arrays)
-          case Pause():
-            if interrupt.wait(request.wait_ns / SECOND_NS):
-              raise KeyboardInterrupt
-            answer = time.monotonic_ns()
-      except ExchangeError as error:
-        request = job.throw(error)
-      else:
-        request = job.send(answer)
-  except StopIteration as stop:
-    return stop.value
+
+  def answer(request: Call | Ready | Pause) -> Any:
+    match request:
+      case Call():
+        return perform(request)
+      case Ready():
+        return jax.block_until_ready(request.arrays)
+      case Pause():
+        if interrupt.wait(request.wait_ns / SECOND_NS):
+          raise KeyboardInterrupt
+        return time.monotonic_ns()
+
+  return drive(job, answer)
 
 
 class Driver:

@@ -1,17 +1,14 @@
 """Performs the fault script on live processes, and proves that it did."""
 
 import dataclasses
-import pathlib
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.live.children import Child, Journal
+from ddiloco.live.children import Child, Journal, is_stopped, slow_down
 from ddiloco.protocol.faults import Fault, to_json
 from ddiloco.types import SECOND_NS
-
-_SLICE_S = 0.1  # of the duty cycle that slows a process down
 
 
 @dataclasses.dataclass
@@ -188,11 +185,7 @@ class FaultRunner:
 
   def _check_stopped(self, item: _Pending) -> None:
     """SIGSTOP took effect if the kernel says that the process is stopped."""
-    try:
-      stat = pathlib.Path(f"/proc/{item.pid}/stat").read_text()
-    except OSError:
-      return
-    if stat.rpartition(")")[2].split()[0] == "T":
+    if is_stopped(item.pid):
       item.evidence["took_effect"] = True
 
   def _duty_cycle(self, item: _Pending, child: Child) -> None:
@@ -201,10 +194,7 @@ class FaultRunner:
       child.send(signal.SIGCONT)
       self._finish(item)
       return
-    share = 1000 / item.fault.factor_permille
-    phase = ((time.monotonic() - item.begun_s) / _SLICE_S) % 1
-    stop = phase >= share
-    child.send(signal.SIGSTOP if stop else signal.SIGCONT)
+    slow_down(child, item.fault.factor_permille / 1000)
 
   def _finish(self, item: _Pending) -> None:
     item.done = True

@@ -208,26 +208,15 @@ class Life:
         os.getpid(),
       )
     )
-    next_sample = max(
-      position.get("next_sample", 0), last.next_sample if last else 0
-    )
-    commit = newest.commit
-    joined = Joined(
-      now_ns=0,
-      learner=self._learner,
-      incarnation=member.incarnation,
-      seen=commit.round,
-      run_tokens=commit.tokens,
-      versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
-      next_sample=next_sample,
-      borrowed=source.borrowed,
+    joined = startup.joined(
+      member, last, newest.commit, position, borrowed=source.borrowed
     )
     return _Entry(
       LearnerArrays(setup.config, setup.model, state),
       newest,
       member,
       joined,
-      next_sample,
+      joined.next_sample,
       anchored=not source.borrowed,
       restored=(
         (position["incarnation"], position["step"])

@@ -5,7 +5,6 @@ comes last. Cut short, it leaves nothing that anybody would take for a run,
 and a second try writes the same objects again.
 """
 
-import dataclasses
 import json
 import uuid
 from typing import NamedTuple
@@ -19,8 +18,9 @@ from ddiloco.engine.sealing import SealedExchange
 from ddiloco.live.log import logger
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.fields import replace
-from ddiloco.protocol.messages import Commit, Genesis, Member, Origin
+from ddiloco.protocol.messages import Commit, Member, Origin
 from ddiloco.protocol.snapshots import Manifest, restored
+from ddiloco.report.run import read_first
 
 
 class Listed(NamedTuple):
@@ -53,7 +53,7 @@ def listing(exchange: SealedExchange) -> list[Listed]:
 
 def config_of(exchange: SealedExchange, learners: int | None) -> Config:
   """The config that a run started with, for so many learners."""
-  first, _ = _first(exchange)
+  first = read_first(exchange, exchange.url)
   values = json.loads(first.genesis.config)
   if learners is not None:
     values["learners"]["count"] = learners
@@ -65,9 +65,9 @@ def find(source: SealedExchange, t: int, config: Config) -> Manifest:
 
   Raises `ConfigError`: there is none, or it is of another model or codec.
   """
-  first, genesis = _first(source)
+  first = read_first(source, source.url)
   config_lib.check_resumable(
-    config_lib.from_dict(json.loads(genesis.config)), config
+    config_lib.from_dict(json.loads(first.genesis.config)), config
   )
   try:
     manifest = run_calls(snapshots.read_manifest(keys.snapshot(t)), source)
@@ -87,7 +87,7 @@ def restore(
 
   Raises `ConfigError`: the snapshot is damaged, or the target holds a run.
   """
-  (first, genesis), t = _first(source), manifest.commit.round
+  first, t = read_first(source, source.url), manifest.commit.round
   if target.get(keys.commit(0)) is not None:
     raise ConfigError(
       f"{target.url} holds a run already. Choose another --into (or another "
@@ -99,8 +99,8 @@ def restore(
     raise _unusable(source, t, error) from error
   run_id = uuid.uuid4().hex
   origin = Origin(first.run_id, t, manifest.digest)
-  genesis = dataclasses.replace(
-    genesis,
+  genesis = replace(
+    first.genesis,
     config=wire.canonical_json(config.to_dict()).decode(),
     config_sha256=config.digest,
     origin=origin,
@@ -112,22 +112,6 @@ def restore(
   commit = restored(manifest, run_id, wire.sha256(zero))
   target.put(keys.commit(t), messages.encode(commit), durable=True)
   target.put(keys.commit(0), zero, durable=True)
-
-
-def _first(exchange: SealedExchange) -> tuple[Commit, Genesis]:
-  item = exchange.get(keys.commit(0))
-  if item is None:
-    raise ConfigError(
-      f"there is no run in {exchange.url}. Name the workdir of one, and its "
-      "--exchange if that is elsewhere."
-    )
-  try:
-    first = messages.decode(Commit, item.value)
-  except wire.WireError as error:
-    raise ConfigError(f"{keys.commit(0)} is damaged: {error}") from error
-  if first.genesis is None:
-    raise ConfigError(f"{keys.commit(0)} says nothing about its run")
-  return first, first.genesis
 
 
 def _check(manifest: Manifest, first: Commit, t: int) -> None:

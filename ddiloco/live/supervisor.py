@@ -40,8 +40,8 @@ class Supervisor:
     arguments: Sequence[str],
   ):
     """Takes the flags every role is started with as `arguments`."""
-    self._config, self._workdir = config, workdir
-    self._journal = Journal(workdir)
+    self.config, self.workdir = config, workdir
+    self.journal = Journal(workdir)
     self.children = {
       child.name: child for child in _roles(config, workdir, arguments)
     }
@@ -54,13 +54,13 @@ class Supervisor:
     self._faults = self._make_faults(faults)
     self._elsewhere: dict[int, bool] = {}  # learners of others: who is live
     self._stop = threading.Event()
-    self._reason = ""
+    self.reason = ""
     self.exit = Exit.OK
     self.lost = False  # the run is gone from its exchange
 
   def request_stop(self, number: int, frame: object) -> None:
     """A signal handler: ends the session in good order."""
-    self._reason = f"{signal.Signals(number).name} received"
+    self.reason = f"{signal.Signals(number).name} received"
     self._stop.set()
 
   def run(self) -> Status:
@@ -79,18 +79,18 @@ class Supervisor:
     finally:
       self._stop_all()
       idle = self._faults.finish()
-      self._journal.write("end", status=status, reason=self._reason)
+      self.journal.write("end", status=status, reason=self.reason)
     if idle and status is Status.COMPLETED:
       self.exit = Exit.FAILED
-      self._say(f"these faults took no effect: {'; '.join(idle)}")
+      self.say(f"these faults took no effect: {'; '.join(idle)}")
     if status is not Status.COMPLETED:
       user_error = self.exit is Exit.USER_ERROR  # says so itself
-      self._say(self._reason if user_error else f"{status}: {self._reason}")
+      self.say(self.reason if user_error else f"{status}: {self.reason}")
     return status
 
   def _make_faults(self, faults: tuple[Fault, ...]) -> FaultRunner:
     return FaultRunner(
-      faults, self.children, self._journal, at_work=self._at_work
+      faults, self.children, self.journal, at_work=self.at_work
     )
 
   # --- One look -------------------------------------------------------------
@@ -107,7 +107,7 @@ class Supervisor:
       self.exit = Exit.STOPPED
       return Status.STOPPED
     for child in self.children.values():
-      code = child.poll(self._journal)
+      code = child.poll(self.journal)
       if code is not None:
         self._faults.exited(child.name, code)
         status = self._ended(child, code)
@@ -123,22 +123,22 @@ class Supervisor:
       return Status.COMPLETED if child.merges else None
     if code == Exit.USER_ERROR and child.name == "evaluator":
       child.over = True
-      self._say(f"nothing is evaluated: {child.last_words(1)}")
+      self.say(f"nothing is evaluated: {child.last_words(1)}")
       return None
     if code == Exit.USER_ERROR and child.restarts == 0:
       return self._fail(child.last_words(1), Exit.USER_ERROR)
     if code == Exit.STOPPED or self._faults.leaves(child.name):
-      self._say(f"{child.name} left")
+      self.say(f"{child.name} left")
       child.over = True
       return self._unmerged(child, "the syncer was told to leave")
     if code == Exit.SUPERSEDED:
       child.over = True
-      self._say(f"{child.name} is not restarted: {child.last_words(1)}")
+      self.say(f"{child.name} is not restarted: {child.last_words(1)}")
       return self._unmerged(child, "another syncer has taken over")
     return self._restart(child, code)
 
   def _restart(self, child: Child, code: int) -> Status | None:
-    live = self._config.live
+    live = self.config.live
     if self._monitor.lost():  # else the next syncer would begin another run
       self.lost = True
       return self._fail(child.last_words(1))
@@ -147,7 +147,7 @@ class Supervisor:
     scripted_s = self._faults.restart_s(child.name)
     if scripted_s is not None:
       child.restart_s = scripted_s
-      self._say(f"{child.name} {_cause(code)}, as scripted; the others go on")
+      self.say(f"{child.name} {_cause(code)}, as scripted; the others go on")
       return None
     if child.restarts >= live.restart_limit:
       child.over = True
@@ -156,15 +156,15 @@ class Supervisor:
         f"up (live.restart_limit). Its last words in {child.log}:\n"
         f"{child.last_words()}"
       )
-      self._journal.write("give_up", who=child.name, code=code)
+      self.journal.write("give_up", who=child.name, code=code)
       failed = self._unmerged(child, message)
       if failed is None:
-        self._say(message)
+        self.say(message)
       return failed
     delay_s = live.restart_backoff_s * 2**child.restarts
     child.restarts += 1
     child.restart_s = time.monotonic() + delay_s
-    self._say(
+    self.say(
       f"{child.name} {_cause(code)} at round {self._monitor.view.round}; it is "
       f"restarted in {delay_s:.1f} s ({child.restarts} of "
       f"{live.restart_limit}), the others go on; see {child.log}"
@@ -176,7 +176,7 @@ class Supervisor:
     others = (c for c in self.children.values() if c.merges and not c.over)
     return self._fail(reason) if child.merges and not any(others) else None
 
-  def _at_work(self, actor: str) -> str | None:
+  def at_work(self, actor: str) -> str | None:
     """The process that an actor of the fault script is; None: nobody, yet."""
     syncers = [c for c in self.children.values() if c.merges]
     if actor != "syncer" or len(syncers) == 1:
@@ -193,7 +193,7 @@ class Supervisor:
     completed = any(c.over and c.code == Exit.OK for c in learners)
     if completed or self._faults.waiting:
       return None
-    quorum = self._config.quorum
+    quorum = self.config.quorum
     left = len(able) + sum(self._elsewhere.values())
     if left >= quorum:
       return None
@@ -205,7 +205,7 @@ class Supervisor:
     )
 
   def _fail(self, reason: str, exit_: Exit = Exit.FAILED) -> Status:
-    self._reason, self.exit = reason, exit_
+    self.reason, self.exit = reason, exit_
     return Status.FAILED
 
   # --- Starting -------------------------------------------------------------
@@ -214,10 +214,10 @@ class Supervisor:
     """The syncer and one learner; the rest find the programs compiled."""
     learners = [c for c in self.children.values() if c.learner is not None]
     first = [c for c in learners if not self._faults.absent_at_first(c.name)]
-    self.children["syncer"].start(self._journal)
+    self.children["syncer"].start(self.journal)
     if first:
-      first[0].start(self._journal)
-    give_up_s = time.monotonic() + self._config.live.start_deadline_s
+      first[0].start(self.journal)
+    give_up_s = time.monotonic() + self.config.live.start_deadline_s
     standbys = [c for c in self.children.values() if c.merges][1:]
     for child in (*first[1:], *standbys):
       child.restart_s = give_up_s  # or as soon as the first one is ready
@@ -229,9 +229,9 @@ class Supervisor:
       due = child.restart_s is not None and now_s >= child.restart_s
       if due and not child.running and not child.over:
         again = child.code is not None
-        child.start(self._journal)
+        child.start(self.journal)
         if again:
-          self._say(f"{child.name} is back in process {child.process.pid}")
+          self.say(f"{child.name} is back in process {child.process.pid}")
 
   def _note_ready(self) -> None:
     """A learner is ready once it has stepped: its programs are compiled."""
@@ -247,7 +247,7 @@ class Supervisor:
       if member is None or member.pid != child.process.pid or not member.steps:
         continue
       child.ready = True
-      self._journal.write(
+      self.journal.write(
         "ready",
         who=child.name,
         pid=member.pid,
@@ -259,7 +259,7 @@ class Supervisor:
 
   def _note_elsewhere(self) -> None:
     """Says which learners that others have started come and go."""
-    view, within_s = self._monitor.view, self._config.live.dead_after_s
+    view, within_s = self._monitor.view, self.config.live.dead_after_s
     own = {child.learner for child in self.children.values()}
     for learner in view.elsewhere(own):
       live = view.is_live(learner, within_s)
@@ -271,7 +271,7 @@ class Supervisor:
       came = "has joined" if known is None else "is back"
       gone = "has left" if member.left else "is silent"
       what = f"{came} on {member.host}" if live else gone
-      self._say(f"learner {learner}, life {member.incarnation}, {what}")
+      self.say(f"learner {learner}, life {member.incarnation}, {what}")
 
   def _hasten(self, ready: Child) -> None:
     """The first learner is up, so the compilation cache is warm."""
@@ -287,17 +287,17 @@ class Supervisor:
 
   def _let_finish(self) -> None:
     """Learners see the last commit by themselves; the evaluator reads it."""
-    self._say("the run is complete; the last evaluation is under way")
+    self.say("the run is complete; the last evaluation is under way")
     evaluator = self.children["evaluator"]
     if not evaluator.running and not evaluator.over:
-      evaluator.start(self._journal)
+      evaluator.start(self.journal)
     stop_s = time.monotonic() + _STOP_S
     kill_s = stop_s + _STOP_S
     give_up_s = time.monotonic() + _EVALUATOR_S
     while not self._stop.is_set():
       running = []
       for child in self.children.values():
-        code = child.poll(self._journal)
+        code = child.poll(self.journal)
         if code is not None:
           self._faults.exited(child.name, code)
         if child.running:
@@ -321,12 +321,13 @@ class Supervisor:
     deadline_s = time.monotonic() + _STOP_S
     while any(child.running for child in self.children.values()):
       for child in self.children.values():
-        child.poll(self._journal)
+        child.poll(self.journal)
         if time.monotonic() > deadline_s:
           child.send(signal.SIGKILL)
       time.sleep(_TICK_S)
 
-  def _say(self, text: str) -> None:
+  def say(self, text: str) -> None:
+    """A line for whoever watches."""
     self._progress.say(text)
 
 

@@ -90,7 +90,7 @@ class Run:
 def load(exchange: Exchange, workdir: pathlib.Path) -> Run:
   """Reads a run; `NoRun` if there is none."""
   warnings: list[str] = []
-  genesis_commit = _read_genesis(exchange, workdir)
+  genesis_commit = read_first(exchange, workdir)
   genesis = genesis_commit.genesis
   config = _config(genesis.config)
   rules = make_rules(
@@ -136,11 +136,12 @@ def load(exchange: Exchange, workdir: pathlib.Path) -> Run:
   return run
 
 
-def _read_genesis(exchange: Exchange, workdir: pathlib.Path) -> Commit:
+def read_first(exchange: Exchange, where: pathlib.Path | str) -> Commit:
+  """Commit 0, which has the run's genesis; `NoRun` if there is none."""
   item = exchange.get(keys.commit(0))
   if item is None:
     raise NoRun(
-      f"there is no run in {workdir} (its exchange has no commit 0). Name the "
+      f"there is no run in {where} (its exchange has no commit 0). Name the "
       "workdir of a run that has started, and its --exchange if that is not "
       "in the workdir."
     )

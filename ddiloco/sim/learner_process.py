@@ -104,19 +104,8 @@ class LearnerProcess(Process):
     commit, restored = source.newest.commit, None
     if source.checkpoint:
       restored = position["incarnation"], position["step"]
-    joined = Joined(
-      now_ns=0,
-      learner=self.learner,
-      incarnation=member.incarnation,
-      seen=commit.round,
-      run_tokens=commit.tokens,
-      versions=tuple((ref.version, ref.epoch) for ref in commit.fragments),
-      next_sample=max(
-        position.get("next_sample", 0), last.next_sample if last else 0
-      ),
-      samples=self._samples(),
-      borrowed=source.borrowed,
-    )
+    more = {"samples": self._samples(), "borrowed": source.borrowed}
+    joined = startup.joined(member, last, commit, position, **more)
     origin = {"restored": restored, "donor": source.donor}
     self._enter(arrays, source.newest, member, joined, **origin)
 

@@ -12,8 +12,8 @@ import pytest
 from ddiloco.chaos import clocks, defects, garbage, processes
 from ddiloco.chaos.kinds import Draw
 from ddiloco.chaos.runner import ChaosRunner, told
-from ddiloco.chaos.stage import Stage, TooLate, file_limit, is_stopped
-from ddiloco.live.children import Child, Journal
+from ddiloco.chaos.stage import Stage, TooLate, file_limit
+from ddiloco.live.children import Child, Journal, is_stopped
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.monitor import View
 from ddiloco.protocol import keys, messages

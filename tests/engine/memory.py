@@ -6,7 +6,13 @@ from typing import Any
 
 import jax
 
-from ddiloco.engine.ports import Call, ExchangeError, Item, Job, Ready
+from ddiloco.engine.ports import (
+  Call,
+  Item,
+  Job,
+  Ready,
+  drive,
+)
 from ddiloco.protocol import keys
 from ddiloco.protocol.retention import SWEPT
 
@@ -124,18 +130,10 @@ def _no_hook(method: str, key: str) -> None:
 
 def run_job(job: Job, exchange: MemoryExchange) -> Any:
   """Runs a job's requests one after the other; returns its result."""
-  try:
-    request = next(job)
-    while True:
-      try:
-        match request:
-          case Call():
-            answer = request.on(exchange)
-          case Ready():
-            answer = jax.block_until_ready(request.arrays)
-      except ExchangeError as error:
-        request = job.throw(error)
-      else:
-        request = job.send(answer)
-  except StopIteration as stop:
-    return stop.value
+
+  def answer(request: Call | Ready) -> Any:
+    if isinstance(request, Ready):
+      return jax.block_until_ready(request.arrays)
+    return request.on(exchange)
+
+  return drive(job, answer)
