@@ -9,7 +9,7 @@ from typing import Any
 from ddiloco import config as config_lib
 from ddiloco.config import Config, ConfigError
 from ddiloco.protocol import keys, ledger, messages, wire
-from ddiloco.protocol.messages import Commit
+from ddiloco.protocol.messages import Commit, Origin
 from ddiloco.protocol.retention import SWEPT
 from ddiloco.protocol.rules import Rules, make_rules
 from ddiloco.protocol.tape import Header
@@ -43,6 +43,7 @@ class Run:
   verdicts: ledger.Verdicts
   status: Status
   reason: str  # why it ended, as the launcher said
+  origin: Origin | None = None  # the snapshot that it goes on from
 
   @property
   def num_fragments(self) -> int:
@@ -111,6 +112,7 @@ def load(exchange: Exchange, workdir: pathlib.Path) -> Run:
     config=config,
     config_sha256=genesis.config_sha256,
     has_arrays=genesis.has_arrays,
+    origin=genesis.origin,
     fragment_bytes=tuple(f.params_bytes for f in genesis_commit.fragments),
     learners=learners,
     syncer=syncer,

@@ -65,6 +65,9 @@ def sentences(run: Run, accounting: Accounting, head: Account) -> list[str]:
     f"tokens in {duration(accounting.wall_ns)} by {learners} "
     f"learner{'s' if learners != 1 else ''}."
   ]
+  if run.origin is not None:
+    t, source = run.origin.round, run.origin.run_id[:8]
+    told.append(f"It goes on from the snapshot of round {t:,} of run {source}.")
   if run.reason and run.status is not Status.COMPLETED:
     told.append(f"Reason: {run.reason.splitlines()[0].rstrip('.')}.")
   if not run.has_arrays:

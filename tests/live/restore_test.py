@@ -56,6 +56,9 @@ def test_a_run_is_restored_with_one_learner_more(tmp_path, monkeypatch):
   assert "learner 2, life 1, joins after round" in log
   summary = json.loads((new / "summary.json").read_text())
   assert (summary["status"], summary["rounds"]) == ("completed", 300)
+  origin = json.loads((old / "summary.json").read_text())["run_id"][:8]
+  sentence = f"It goes on from the snapshot of round {t} of run {origin}."
+  assert sentence in summary["story"]
   assert summary["warnings"] == [] or "stepped" in summary["warnings"][0]
   result = replayed(new, sealed)
   assert (result["commits"], result["lives"]) == (300 - t, 4)
