@@ -74,6 +74,11 @@ def _restore(workdir: pathlib.Path, source) -> int:
       "--into is the --workdir: give the new run one of its own."
     )
   if common.CONFIG.value is not None:
+    if LEARNERS.value is not None:
+      raise ConfigError(
+        "--learners and --config both say how many learners there are: give "
+        f"--config.learners.count={LEARNERS.value} instead of --learners."
+      )
     config = common.config(workdir)
   else:
     config = restore.config_of(source, LEARNERS.value)

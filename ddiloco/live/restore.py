@@ -91,7 +91,7 @@ def restore(
   if target.get(keys.commit(0)) is not None:
     raise ConfigError(
       f"{target.url} holds a run already. Choose another --into (or another "
-      "--exchange), or go on with that run: python -m launch.local."
+      "--into_exchange), or go on with that run: python -m launch.local."
     )
   try:
     _copy(source, keys.snapshot(t), target, manifest)
@@ -167,10 +167,19 @@ def _members(manifest: Manifest, run_id: str) -> list[Member]:
   known = {member.learner: member for member in manifest.members}
   for item in manifest.learners:
     state = item.state
-    known[state.learner] = replace(
-      known[state.learner],
+    known[state.learner] = Member(
+      run_id=run_id,
+      learner=state.learner,
       incarnation=state.incarnation,
+      nonce="",
+      host="",
+      pid=0,
+      beat=0,
+      seen=state.seen,
+      steps=state.step,
+      tokens=state.tokens,
       next_sample=state.next_sample,
+      left=True,
     )
   return [
     replace(member, run_id=run_id, left=True) for member in known.values()

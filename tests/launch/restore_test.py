@@ -67,6 +67,10 @@ def test_a_run_that_is_made_and_not_started(command, old, tmp_path):
       ["sync.num_fragments = 2", "was started with 3"],
     ),
     (["--round=20", "--into={new}", "--learners=0"], ["learners.count", "0"]),
+    (
+      [CONFIG, "--round=20", "--into={new}", "--learners=3"],
+      ["give --config.learners.count=3 instead of --learners"],
+    ),
   ],
   ids=lambda x: str(x[-1]),
 )

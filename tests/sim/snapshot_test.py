@@ -323,6 +323,20 @@ def test_a_life_after_the_restored_one_starts_as_any_does(store):
   assert kinds == [Resumed, Joined]
 
 
+def test_a_heartbeat_that_nobody_could_read_costs_nothing(store):
+  """A recorded learner whose member's record was garbage just then."""
+  found = manifest(store, 34)
+  blind = dataclasses.replace(found, members=found.members[1:])
+  key = keys.manifest(keys.snapshot(34))
+  store.objects[key] = snapshots.encode(blind)
+  world, _ = go_on(store, 34, snapped())
+  events = first_events(world)
+  for header in found.learners:
+    state = header.state
+    name = f"learner-{state.learner}, life {state.incarnation + 1}"
+    assert isinstance(events[name], Resumed)
+
+
 def test_a_learner_whose_part_is_damaged_starts_anew(store, monkeypatch):
   code_versions_agree(monkeypatch)
   whole = restore.restore
