@@ -128,6 +128,7 @@ class ChaosRunner:
     for job in self.jobs:
       if job.steps is not None:
         job.steps.close()
+        job.cut_short = not job.took_effect
         job.evidence.setdefault("why", "the run ended before its proof")
         self._finish(job)
     self._end_outsiders()
@@ -138,7 +139,7 @@ class ChaosRunner:
     return [
       f"{job.draw.kind} of {job.who} ({job.evidence.get('why', 'no proof')})"
       for job in self.jobs
-      if job.begun_s is not None and not job.took_effect
+      if job.counts and not job.took_effect
     ]
 
   # --- What the harness asks ------------------------------------------------
@@ -167,7 +168,7 @@ class ChaosRunner:
     """By kind: how often it was injected, and took effect."""
     found: dict[str, dict[str, int]] = {}
     for job in self.jobs:
-      if job.begun_s is not None:
+      if job.counts:
         entry = {"injected": 0, "took_effect": 0}
         entry = found.setdefault(job.draw.kind, entry)
         entry["injected"] += 1

@@ -48,7 +48,13 @@ class Job:
   names: list[str] = dataclasses.field(default_factory=list)  # busy with it
   evidence: dict[str, Any] = dataclasses.field(default_factory=dict)
   took_effect: bool = False
+  cut_short: bool = False  # before its proof, by the end of the session
   done: bool = False
+
+  @property
+  def counts(self) -> bool:
+    """Whether it must have taken effect."""
+    return self.begun_s is not None and not self.cut_short
 
   def __post_init__(self):
     self.rng = random.Random(self.draw.seed)

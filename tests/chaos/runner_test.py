@@ -126,6 +126,22 @@ def test_a_kill_is_proved_by_its_signal_and_comes_back(tmp_path, monkeypatch):
   assert world.runner.counts() == {"kill": {"injected": 1, "took_effect": 1}}
 
 
+def test_what_the_end_cuts_short_is_journalled_and_not_counted(
+  tmp_path, monkeypatch
+):
+  only_learners(monkeypatch)
+  with World(tmp_path, "nan") as world:
+    monkeypatch.setattr(processes.defects, "NAN", 0)  # nothing will happen
+    world.until("begin", lambda: world.said)
+    world.look()
+    assert world.runner.counts()["nan"]["injected"] == 1
+    assert world.runner.finish() == []
+  assert world.runner.counts() == {}
+  (line,) = world.journal.lines("fault")
+  assert not line["took_effect"]
+  assert line["evidence"]["why"] == "the run ended before its proof"
+
+
 def test_a_pause_is_proved_by_the_kernel_and_over(tmp_path, monkeypatch):
   only_learners(monkeypatch)
   with World(tmp_path, "pause") as world:
