@@ -6,6 +6,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.sealing import RunKey, SealedExchange
 from ddiloco.engine.snapshots import complete_rounds
 from ddiloco.live import restore
 from ddiloco.protocol import keys, messages, snapshots, wire
@@ -427,6 +428,27 @@ def test_restore_refuses_another_runs_snapshot(store):
   store.objects[key] = snapshots.encode(other)
   with pytest.raises(ConfigError, match="of run another, not of this run"):
     restored_into(MemoryStore(), store, 34, snapped())
+
+
+@pytest.mark.parametrize("what", ["manifest", "parameters", "learner"])
+def test_who_has_no_key_cannot_inject_a_snapshot(store, what):
+  """A snapshot's objects are sealed as all others are."""
+  raw, target = MemoryStore(), MemoryStore()
+  key = RunKey(b"0123456789abcdef0123456789abcdef", "a file")
+  sealed = SealedExchange(raw, key, "sealed")
+  for name, data in sorted(store.objects.items()):  # commit 0 is the first
+    sealed.put(name, data)
+  prefix = keys.snapshot(34)
+  name = {
+    "manifest": keys.manifest(prefix),
+    "parameters": keys.snapshot_params(prefix, 0),
+    "learner": keys.snapshot_part(prefix, 0, 1, 0),
+  }[what]
+  assert restore.find(sealed, 34, snapped()) == manifest(store, 34)
+  raw.objects[name] = store.objects[name]  # as it was, but not sealed
+  with pytest.raises(ConfigError, match="not authentic|refused"):
+    restored_into(target, sealed, 34, snapped())
+  assert keys.commit(0) not in target.objects
 
 
 def test_restore_never_writes_over_a_run(store):
