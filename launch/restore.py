@@ -1,8 +1,7 @@
 """Starts a run from a snapshot of another one, and trains on.
 
-  python -m launch.restore --workdir=runs/a [--exchange=URL]          # a list
-  python -m launch.restore --workdir=runs/a --round=240 --into=runs/b \
-    [--into_exchange=URL] [--learners=5] [--start=false]
+  python -m launch.restore --workdir=runs/a [--exchange=URL]   # a list
+  python -m launch.restore --workdir=runs/a --round=240 --into=runs/b
 
 A run takes snapshots with --config.snapshot.every_rounds=100.
 """

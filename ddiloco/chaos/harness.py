@@ -17,10 +17,9 @@ from ddiloco.chaos.stage import Stage
 from ddiloco.config import Config, ConfigError, seconds_to_ns
 from ddiloco.engine.ports import Exchange
 from ddiloco.engine.sealing import SealedExchange
-from ddiloco.engine.snapshots import complete_rounds
+from ddiloco.live import restore
 from ddiloco.live import workdir as workdir_lib
 from ddiloco.live.exchange import TensorStoreExchange
-from ddiloco.protocol import keys
 from ddiloco.report import accounting, summary
 from ddiloco.report import run as report_run
 from ddiloco.types import SECOND_NS, Exit, Status
@@ -241,7 +240,7 @@ def _numbers(
   return {
     "commits": len(found.commits),
     "commits_lost": len(check_lib.lost(history, found.commits, seen)),
-    "snapshots": len(complete_rounds(exchange.list(keys.SNAPSHOTS))),
+    "snapshots": len(restore.listing(exchange)),
     "longest_commit_gap_s": round(measure.longest_gap_s(history), 3),
     "inner_steps": sum(life.steps for life in lives),
     "inner_steps_lost_to_others": measure.steps_lost(

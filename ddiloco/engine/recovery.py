@@ -98,7 +98,8 @@ def find_source(
       gone = (donation.header.learner, "the commit it had seen is gone")
       return Source(newest, refusals=(*refusals, gone))
     return Source(at, donation=donation, borrowed=True, refusals=refusals)
-  newer = yield from startup.find_newest(schedule)
+  # None: a read lags behind what this learner has seen already.
+  newer = (yield from startup.find_newest(schedule)) or newest
   return Source(newer, donation=donation, refusals=refusals)
 
 

@@ -86,14 +86,10 @@ def finish(manifest: Manifest, keep: int) -> Job:
   t = manifest.commit.round
   key = keys.manifest(keys.snapshot(t))
   yield Call("put", (key, snapshots.encode(manifest)), durable=True)
-  rounds: dict[int, bool] = {}
-  for name in (yield Call("list", (keys.SNAPSHOTS,))):
-    found = keys.snapshot_round(name)
-    if found is not None:
-      u, complete = found
-      rounds[u] = rounds.get(u, False) or complete
-  kept = sorted(u for u, complete in rounds.items() if complete)[-keep:]
-  for u in sorted(rounds):
+  names = yield Call("list", (keys.SNAPSHOTS,))
+  kept = (yield from whole_rounds(names))[-keep:]
+  found = filter(None, map(keys.snapshot_round, names))
+  for u in sorted({u for u, _ in found}):
     if u < t and u not in kept:
       # What is no longer whole must not look so.
       yield Call("delete", (keys.manifest(keys.snapshot(u)),))
@@ -104,9 +100,21 @@ def finish(manifest: Manifest, keep: int) -> Job:
 
 
 def complete_rounds(names: Iterable[str]) -> list[int]:
-  """The rounds of the complete snapshots among these keys, ascending."""
+  """The rounds whose snapshots have a manifest among these keys, ascending."""
   found = filter(None, map(keys.snapshot_round, names))
   return sorted(t for t, complete in found if complete)
+
+
+def whole_rounds(names: Iterable[str]) -> Job:
+  """The rounds whose manifests can be read too: a write of one may be torn."""
+  found = []
+  for t in complete_rounds(names):
+    try:
+      yield from read_manifest(keys.snapshot(t))
+    except ValueError:
+      continue
+    found.append(t)
+  return found
 
 
 def read_manifest(prefix: str) -> Job:

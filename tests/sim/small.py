@@ -51,6 +51,13 @@ class MemoryStore:
     del durable
     self.objects[key] = value
 
+  def delete(self, key: str) -> None:
+    self.objects.pop(key, None)
+
+  def delete_prefix(self, prefix: str) -> None:
+    for key in self.list(prefix):
+      del self.objects[key]
+
   def get(self, key: str) -> Item | None:
     value = self.objects.get(key)
     return None if value is None else Item(value, b"1")

@@ -6,8 +6,9 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.engine.learner_arrays import LearnerArrays
+from ddiloco.engine.ports import run_calls
 from ddiloco.engine.sealing import RunKey, SealedExchange
-from ddiloco.engine.snapshots import complete_rounds
+from ddiloco.engine.snapshots import complete_rounds, finish
 from ddiloco.live import restore
 from ddiloco.protocol import keys, messages, snapshots, wire
 from ddiloco.protocol.learner_types import Encode, Joined, Resumed
@@ -166,6 +167,17 @@ def test_only_the_newest_ones_are_kept(tmp_path):
   assert complete_rounds(store.list("snapshot/")) == [40, 50]
   rounds = {keys.snapshot_round(name)[0] for name in store.list("snapshot/")}
   assert rounds == {40, 50}
+
+
+def test_a_torn_manifest_takes_no_whole_ones_place(store):
+  """Of 34, 51 and a later one two are kept, and 51 is none."""
+  key = keys.manifest(keys.snapshot(51))
+  store.objects[key] = store.objects[key][:-9]
+  commit = dataclasses.replace(manifest(store, 34).commit, round=60)
+  later = dataclasses.replace(manifest(store, 34), commit=commit)
+  run_calls(finish(later, keep=2), store)
+  rounds = {keys.snapshot_round(name)[0] for name in store.list("snapshot/")}
+  assert rounds == {34, 60}
 
 
 def test_a_dead_learner_is_left_out_and_its_data_position_kept(tmp_path):

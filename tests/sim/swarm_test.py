@@ -20,10 +20,11 @@ FRESH = 200
 # What each of these seeds found, when it was new.
 ONCE_FAILED = {
   265: "an island that began without a slice never went on",
-  324: "a sweep left part of a commit behind",
+  324: "a torn manifest took a whole snapshot's place",
   102101: "apply = own forgot where its own commit's fragments were",
   300355: "at_overlap waited for a version that was gone",
   305725: "the same",
+  500146: "a learner that recovered forgot the commit it knew of",
 }
 TROUBLES = (
   "crash",
