@@ -90,15 +90,14 @@ def find_source(
   )
   yield from _forget_earlier(learner)
   donation, refusals = yield from _ask_peers(wanted, options, heartbeat_ns)
-  if donation is None:
-    return Source(newest, refusals=refusals)
-  if options.params == "peer":
+  if donation is not None and options.params == "peer":
     at = yield from startup.commit_at(donation.header.seen, newest)
-    if at is None:
-      gone = (donation.header.learner, "the commit it had seen is gone")
-      return Source(newest, refusals=(*refusals, gone))
-    return Source(at, donation=donation, borrowed=True, refusals=refusals)
-  # None: a read lags behind what this learner has seen already.
+    if at is not None:
+      return Source(at, donation=donation, borrowed=True, refusals=refusals)
+    gone = (donation.header.learner, "the commit it had seen is gone")
+    donation, refusals = None, (*refusals, gone)
+  # Asking takes a while, and versions do not wait. None: a read lags behind
+  # what this learner has seen already.
   newer = (yield from startup.find_newest(schedule)) or newest
   return Source(newer, donation=donation, refusals=refusals)
 

@@ -217,9 +217,7 @@ class SimExchange:
       self._hit("full", operation.actor)
     if full or trouble == "refused":
       if method == "put" and self._rng.random() < self.weather.torn:
-        self._note("torn")
-        value = call.args[1]
-        self._write(key, value[: self._rng.randrange(len(value) + 1)])
+        self._tear(*call.args)
       return ExchangeError(f"{method} {key}: refused")
     match method:
       case "get":
@@ -233,6 +231,14 @@ class SimExchange:
     if trouble == "unconfirmed":
       return ExchangeError(f"{method} {key}: no confirmation")
     return result
+
+  def _tear(self, key: str, value: bytes) -> None:
+    """Writes a part; what is there whole already stays (a doubled request)."""
+    end = self._rng.randrange(len(value) + 1)
+    found = self._objects.get(key)
+    if found is None or found.item.value != value:
+      self._note("torn")
+      self._write(key, value[:end])
 
   def _put(self, key: str, value: bytes) -> None:
     self._write(key, value)

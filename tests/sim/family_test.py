@@ -115,18 +115,23 @@ def test_dynamic_steps_let_slow_learners_answer_as_often(dynamic):
 
 
 def test_a_fixed_global_batch_is_shared_by_those_who_are_there():
-  script = "at round 10 start learner 1; at round 20 stop learner 0"
+  script = "at round 10 start learner 1; at round 30 stop learner 0"
   config = make_config(
     "decoupled_diloco",
-    **{"learners.global_batch": 4, "faults": script},
+    **{
+      "learners.global_batch": 4,
+      "faults": script,
+      "stop.rounds": 40,
+      "recovery.donors_max": 0,  # it need not wait for anybody
+    },
   )
   world, runner = play(config, script)
   assert not runner.idle
   first, second = (commands(world, m, Step) for m in (0, 1))
   assert {c.samples for c in first if c.seen < 10} == {4}
-  assert {c.samples for c in first if 10 <= c.seen < 20} == {2}
-  assert {c.samples for c in second if c.seen < 20} == {2}
-  assert {c.samples for c in second if c.seen >= 20} == {4}
+  assert {c.samples for c in first if 10 <= c.seen < 30} == {2}
+  assert {c.samples for c in second if c.seen < 30} == {2}
+  assert {c.samples for c in second if c.seen >= 30} == {4}
   taken = [e.samples for e, _ in log(world, 0) if isinstance(e, StepDone)]
   assert taken == [c.samples for c in first][: len(taken)]
 
