@@ -30,6 +30,7 @@ def script(config: Config, *, live: bool) -> tuple[fault_script.Fault, ...]:
       found,
       learners=config.learners.count,
       stop_rounds=config.stop.rounds or None,
+      shards=config.syncer.shards,
       live=live,
     )
   except (ValueError, OSError) as error:

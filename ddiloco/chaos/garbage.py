@@ -218,12 +218,9 @@ def lease(stage: Stage, job: Job) -> Steps:
   """The lease; whoever holds it, or takes it, writes over it."""
   child = yield from stage.victim(job, SYNCER)
   stage.busy.discard(child.name)  # it may die before it has healed it
+  key = keys.lease(stage.merging().get(child.name, 0))
   yield from _garble_until(
-    stage,
-    job,
-    keys.LEASE,
-    Lease,
-    lambda: decode(Lease, stage.get(keys.LEASE)),
+    stage, job, key, Lease, lambda: decode(Lease, stage.get(key))
   )
 
 

@@ -81,7 +81,7 @@ class Session(Protocol):
     """What an onlooker knows of the run."""
 
   def at_work(self, actor: str) -> str | None:
-    """The process that merges now, for `syncer`."""
+    """The process that merges now, for `syncer` or `syncer 1`."""
 
 
 @dataclasses.dataclass
@@ -147,13 +147,23 @@ class Stage:
     children = self.session.children
     if role == LEARNER:
       return [c for c in self.learners() if c.name in children]
-    merging = self.session.at_work(SYNCER)
+    merging, shards = self.merging(), self.config.syncer.shards
     pool = [c for c in children.values() if c.running]
     if role == SYNCER:
-      return [c for c in pool if c.name == merging]
+      return [c for c in pool if c.name in merging]
     if role == STANDBY:
-      return [c for c in pool if c.merges and merging not in (None, c.name)]
+      others = [c for c in pool if c.merges and c.name not in merging]
+      return others if len(merging) == shards else []
     return [c for c in pool if c.name == role]
+
+  def merging(self) -> dict[str, int]:
+    """The processes that merge now, each with its shard of the syncer."""
+    found = {}
+    for shard in range(self.config.syncer.shards):
+      name = self.session.at_work(f"{SYNCER} {shard}" if shard else SYNCER)
+      if name is not None:
+        found[name] = shard
+    return found
 
   # --- What happens to it ---------------------------------------------------
 
@@ -255,9 +265,11 @@ class Stage:
   def beat(self, child: Child) -> tuple[int, int] | None:
     """(beat, life) of a process, as its records in the exchange tell."""
     if child.learner is None:
-      lease = decode(Lease, self.get(keys.LEASE))
-      own = lease is not None and lease.pid == child.process.pid
-      return (lease.beat, lease.epoch) if own else None
+      for shard in range(self.config.syncer.shards):
+        lease = decode(Lease, self.get(keys.lease(shard)))
+        if lease is not None and lease.pid == child.process.pid:
+          return lease.beat, lease.epoch
+      return None
     member = self.member(child.learner)
     own = member is not None and member.pid == child.process.pid
     return (member.beat, member.incarnation) if own else None

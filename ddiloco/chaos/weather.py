@@ -46,7 +46,7 @@ def read_only(stage: Stage, job: Job) -> Steps:
 
 
 def _beat(stage: Stage) -> tuple[int, int] | None:
-  lease = decode(Lease, stage.get(keys.LEASE))
+  lease = decode(Lease, stage.get(keys.lease(0)))
   return lease and (lease.epoch, lease.beat)
 
 
@@ -104,7 +104,7 @@ def store_clock(stage: Stage, job: Job) -> Steps:
   job.begin()
   moved = 0
   while time.monotonic() < end_s:
-    for prefix in (keys.LEASE, keys.MEMBERS, keys.ANSWERS, keys.COMMITS):
+    for prefix in (keys.LEASES, keys.MEMBERS, keys.ANSWERS, keys.COMMITS):
       for name in stage.names(prefix)[-20:]:
         moved += _moved(stage.directory / name, shift_s)
     yield

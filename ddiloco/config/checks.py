@@ -90,6 +90,7 @@ _MINIMA = {
   "recovery.donors_max": 0,
   "recovery.donor_timeout_s": 0.01,
   "recovery.transfers_max": 1,
+  "syncer.shards": 1,
   "snapshot.every_rounds": 0,
   "snapshot.keep": 1,
   "snapshot.patience_s": 0.01,
@@ -164,6 +165,15 @@ def _validate_sync(config: Config) -> None:
     sync.quorum_min,
     f"there are learners.count = {count} learners, so no round could close",
     "Lower the quorum or add learners.",
+  )
+  rounds = min(sync.num_fragments, sync.interval_steps)
+  require(
+    config.syncer.shards <= rounds,
+    "syncer.shards",
+    config.syncer.shards,
+    f"an interval of H = {sync.interval_steps} global steps has {rounds} "
+    "rounds, and a shard without one would have nothing to do",
+    "Use fewer shards or more fragments (sync.num_fragments).",
   )
   require(
     sync.overlap_steps < sync.interval_steps,

@@ -253,6 +253,13 @@ class RecoveryConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SyncerConfig:
+  """The syncer's processes."""
+
+  shards: int = 1  # each merges and commits the rounds of its own offsets t_p
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotConfig:
   """Copies of a run from which another one can start (`launch.restore`)."""
 
@@ -305,6 +312,7 @@ class Config:
   stop: StopConfig = StopConfig()
   live: LiveConfig = LiveConfig()
   recovery: RecoveryConfig = RecoveryConfig()
+  syncer: SyncerConfig = SyncerConfig()
   snapshot: SnapshotConfig = SnapshotConfig()
   sim: SimConfig = SimConfig()
   elastic: ElasticConfig = ElasticConfig()

@@ -4,7 +4,7 @@ Every object keeps its place and its checks; its content says only what it
 is, so that a mix-up is found like any other damage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.engine.downlink import Held
@@ -209,13 +209,17 @@ class NullSyncerArrays:
     check_object(outer, ref.outer_bytes, ref.outer_sha256, "outer state")
     self._versions[p] = ref.version
 
+  def keep(self, fragments: Collection[int]) -> None:
+    """Lets go of all others."""
+    self._versions = {p: self._versions[p] for p in sorted(fragments)}
+
   def stored(self, p: int, t: int | None = None) -> tuple[bytes, bytes]:
     """The fragment and its version, in words."""
     return self.pack((p, self._versions[p] if t is None else t))
 
-  def capture(self) -> tuple[tuple[int, int], ...]:
-    """The versions of the fragments."""
-    return tuple(self._versions.items())
+  def capture(self) -> dict[int, tuple[int, int]]:
+    """The fragments, each by its version."""
+    return {item[0]: item for item in self._versions.items()}
 
   def pack(self, fragment: tuple[int, int]) -> tuple[bytes, bytes]:
     """What is stored of one."""

@@ -28,7 +28,6 @@ KEY_BYTES_MAX = 4096
 _MAGIC = b"ddiloco-sealed "
 _FORMAT = b"1"
 _LINE_BYTES_MAX = 1024  # a name has at most 512
-_LEASES = "lease/"
 _NO_RUN = "0" * 32
 _FIRST = keys.commit(0)
 _RESTORE = (
@@ -132,7 +131,7 @@ class SealedExchange:
     self._run = line.split(b" ")[3].decode() if line else _NO_RUN
 
   def _run_of(self, name: str) -> str:
-    if name.startswith(_LEASES):
+    if name.startswith(keys.LEASES):
       return _NO_RUN
     return self._run or self._own
 

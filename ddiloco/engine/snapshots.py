@@ -1,7 +1,7 @@
 """Takes, finds and reads snapshots in an exchange (`protocol.snapshots`)."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ddiloco.engine.parts import (
@@ -37,10 +37,11 @@ def write_learner(record: dict[str, Any], data: bytes) -> Job:
 
 
 def write_fragments(
-  prefix: str, fragments: Iterable[tuple[bytes, bytes]]
+  prefix: str, commit: Commit, read: Callable[[int, FragmentState], Job]
 ) -> Job:
-  """Writes every fragment's parameters and outer state."""
-  for p, (params, outer) in enumerate(fragments):
+  """Writes every fragment's parameters and outer state, as `read` has them."""
+  for p, ref in enumerate(commit.fragments):
+    params, outer = yield from read(p, ref)
     for name, data in (
       (keys.snapshot_params(prefix, p), params),
       (keys.snapshot_outer(prefix, p), outer),
@@ -179,7 +180,7 @@ def part_name(prefix: str, header: LearnerSnapshot) -> Name:
 def write_rest(
   commit: Commit,
   digest: str,
-  fragments: Iterable[tuple[bytes, bytes]],
+  read: Callable[[int, FragmentState], Job],
   lives: Sequence[Life],
   members: Job,
   *,
@@ -191,18 +192,18 @@ def write_rest(
   Args:
     commit: the marker.
     digest: of its record.
-    fragments: parameters and outer states as of it.
+    read: a fragment's parameters and outer state, by its number and version.
     lives: the learners that were at work then.
     members: finds everybody's newest record.
     patience_ns: how long to wait for learners.
     keep: how many complete snapshots stay.
   """
   try:
-    yield from write_fragments(keys.snapshot(commit.round), fragments)
+    yield from write_fragments(keys.snapshot(commit.round), commit, read)
     learners = yield from gather(commit, lives, patience_ns)
     everybody = yield from members
     manifest = Manifest(commit, digest, learners, everybody)
     yield from finish(manifest, keep)
-  except ExchangeError as error:
+  except (ExchangeError, ValueError) as error:
     return str(error)
   return manifest

@@ -236,19 +236,26 @@ def next_beat(member: Member, state: LearnerState, *, left: bool) -> Member:
   )
 
 
-def claim_lease(nonce: str, host: str, pid: int, expected: Any) -> Job:
-  """Takes the lease over from `expected` (an Item or None).
+def claim_lease(
+  nonce: str,
+  host: str,
+  pid: int,
+  expected: Any,
+  shard: int = 0,
+  shards: int = 1,
+) -> Job:
+  """Takes a shard's lease over from `expected` (an Item or None).
 
   Returns (the new lease, its generation), or None if somebody was faster.
   """
-  epoch = 1
+  epoch = shard + 1
   if expected is not None:
-    epoch = 1 + (yield from _last_epoch(expected.value))
+    epoch = shards + (yield from _last_epoch(expected.value, shard, shards))
   lease = Lease(epoch, nonce, host, pid, 0)
   generation = yield Call(
     "compare_and_swap",
     (
-      keys.LEASE,
+      keys.lease(shard),
       messages.encode(lease),
       None if expected is None else expected.generation,
     ),
@@ -256,11 +263,13 @@ def claim_lease(nonce: str, host: str, pid: int, expected: Any) -> Job:
   return None if generation is None else (lease, generation)
 
 
-def _last_epoch(lease: bytes) -> Job:
-  """Of a lease; if that is garbage, the highest that left a trace."""
+def _last_epoch(lease: bytes, shard: int, shards: int) -> Job:
+  """Of a shard's lease; if that is garbage, the highest that left a trace."""
   try:
     return messages.decode(Lease, lease).epoch
   except wire.WireError:
     names = yield Call("list", (keys.syncer_tapes(),))
     names = [*names, *(yield Call("list", (keys.STATES,)))]
-    return max((e for n in names if (e := keys.epoch(n))), default=0)
+    epochs = [e for n in names if (e := keys.epoch(n))]
+    own = [e for e in epochs if (e - 1) % shards == shard]
+    return max(own, default=shard + 1 - shards)

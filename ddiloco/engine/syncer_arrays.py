@@ -1,8 +1,7 @@
 """The syncer's arrays: global parameters, outer states, answers held."""
 
 import functools
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -137,9 +136,9 @@ class SyncerArrays:
       self._fragments[p] if t is None else self._candidates[t][p]
     )
 
-  def capture(self) -> tuple[Fragment, ...]:
+  def capture(self) -> dict[int, Fragment]:
     """The fragments as of the newest commit; nothing changes them."""
-    return tuple(self._fragments[p] for p in sorted(self._fragments))
+    return dict(self._fragments)
 
   def pack(self, fragment: Fragment) -> tuple[bytes, bytes]:
     """The bytes of a captured fragment, as `stored` has them."""
@@ -152,17 +151,14 @@ class SyncerArrays:
       return None
     return codecs.to_bytes(self._candidates[t][p].payload)
 
-  @property
-  def params_digest(self) -> str:
-    """SHA-256 over the parameters of all fragments, in order."""
-    digest = hashlib.sha256()
-    for p in range(self._layout.num_fragments):
-      digest.update(codecs.to_bytes(self._fragments[p].params))
-    return digest.hexdigest()
+  def keep(self, fragments: Collection[int]) -> None:
+    """Lets go of all others."""
+    self._fragments = {p: self._fragments[p] for p in sorted(fragments)}
 
   def warm_up(self) -> None:
     """Compiles inspecting, merging and stepping before the first answer."""
-    for p, shapes in enumerate(self._shapes):
+    for p in self._fragments:
+      shapes = self._shapes[p]
       payload = tuple(
         np.zeros(spec.shape, spec.dtype)
         for spec in self._codec.payload_spec(shapes)

@@ -1,6 +1,6 @@
 """Carries out the syncer's commands: inspects, merges, stores, commits."""
 
-import re
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +8,7 @@ from ddiloco.config import SnapshotConfig, seconds_to_ns
 from ddiloco.engine import snapshots, startup
 from ddiloco.engine.actor import Lane, Plane, Work
 from ddiloco.engine.downlink import read_params, step_object
+from ddiloco.engine.parts import check_object
 from ddiloco.engine.ports import Call, DamagedRun, ExchangeError, Job, Ready
 from ddiloco.engine.records import read_commit
 from ddiloco.engine.tape_writer import TapeWriter
@@ -30,6 +31,7 @@ from ddiloco.protocol.syncer_types import (
   Check,
   Committed,
   Drop,
+  Followed,
   MemberSeen,
   Merge,
   Merged,
@@ -44,7 +46,7 @@ Key = tuple[int, int, int, int]  # round, learner, incarnation, attempt
 
 
 class SyncerPlane(Plane):
-  """One life of the syncer, as far as the exchange is concerned."""
+  """One life of the syncer, or of a shard of it; its work in the exchange."""
 
   def __init__(
     self,
@@ -59,10 +61,11 @@ class SyncerPlane(Plane):
     """Takes a `SyncerArrays`, or a `NullSyncerArrays`; `say` gets news."""
     self.arrays = arrays
     self._rules, self._epoch, self._tape = rules, epoch, tape
+    self._owned = rules.owned(epoch)
     self._headers: dict[Key, AnswerHeader] = {}
     self._members: dict[int, tuple[int, int, bool]] = {}
     self._fragments: tuple[FragmentState, ...] = ()  # the newest versions
-    self._newest: tuple[Commit, str] | None = None  # of this life
+    self._commits: dict[int, tuple[Commit, str]] = {}  # the newest ones
     self._snapshot_options, self._say = snapshot, say
     self._snapshotting = False  # one is on its way
 
@@ -73,22 +76,28 @@ class SyncerPlane(Plane):
     states = []
     for p in range(self._rules.schedule.num_fragments):
       states.append((yield from self._store(0, p)))
+    self.arrays.keep(self._owned)
     self._fragments = tuple(states)
     return self._fragments
 
   def load(self, commit: Commit) -> Job:
     """Goes on from a commit: parameters and outer states."""
-    for p, ref in enumerate(commit.fragments):
+    for p in self._owned:
+      ref = commit.fragments[p]
       try:
-        params = yield from read_params(p, ref, self.arrays.downlink)
-        key = keys.outer_state(ref.version, p, ref.epoch)
-        outer = yield Call("get", (key,))
-        self.arrays.load(p, ref, params, outer and outer.value)
+        self.arrays.load(p, ref, *(yield from self._read(p, ref)))
       except ValueError as error:
         raise DamagedRun(
           f"cannot go on from commit {commit.round}: {error}"
         ) from error
+    self.arrays.keep(self._owned)
     self._fragments = commit.fragments
+
+  def _read(self, p: int, ref: FragmentState) -> Job:
+    """Parameters and outer state as they lie in the exchange."""
+    params = yield from read_params(p, ref, self.arrays.downlink)
+    outer = yield Call("get", (keys.outer_state(ref.version, p, ref.epoch),))
+    return params, outer and outer.value
 
   def _store(self, t: int, p: int) -> Job:
     """Version 0, or what round t is going to commit."""
@@ -139,7 +148,8 @@ class SyncerPlane(Plane):
       case Snapshot():
         self._snapshotting = True
         # Taken now: the next commit replaces them.
-        captured, newest = self.arrays.capture(), self._newest
+        captured = self.arrays.capture()
+        newest = self._commits[command.round]
         job = self._snapshot(command, captured, newest)
         return Work(Lane.CHECKPOINT, job)
     return None
@@ -183,19 +193,19 @@ class SyncerPlane(Plane):
     self.arrays.close(t, won)
     if won:
       self._fragments = commit.fragments
-      self._newest = commit, wire.sha256(data)
+      self._know(commit, wire.sha256(data))
     # A copy of the keys: other threads add headers meanwhile.
     for key in [key for key in list(self._headers) if key[0] <= t]:
       self._headers.pop(key, None)
     return Committed(0, t, won, wire.sha256(data))
 
   def _snapshot(
-    self, command: Snapshot, captured: Any, newest: tuple[Commit, str]
+    self, command: Snapshot, captured: dict, newest: tuple[Commit, str]
   ) -> Job:
     options, t = self._snapshot_options, command.round
     found = yield from snapshots.write_rest(
       *newest,
-      map(self.arrays.pack, captured),
+      functools.partial(self._captured, captured),
       command.learners,
       self._read_members(),
       patience_ns=seconds_to_ns(options.patience_s),
@@ -204,6 +214,15 @@ class SyncerPlane(Plane):
     self._snapshotting = False
     self._say(_told(t, found))
     return None
+
+  def _captured(self, captured: dict, p: int, ref: FragmentState) -> Job:
+    """A fragment's bytes as of a commit; other shards' lie in the exchange."""
+    if p in captured:
+      return self.arrays.pack(captured[p])
+    params, outer = yield from self._read(p, ref)
+    what = f"outer state of fragment {p}, version {ref.version}"
+    check_object(outer, ref.outer_bytes, ref.outer_sha256, what)
+    return params, outer
 
   def _read_members(self) -> Job:
     """The newest record of every learner that ever joined."""
@@ -262,6 +281,8 @@ class SyncerPlane(Plane):
     if parts is None or parts[1] >= len(commit.fragments):
       return False
     version, p, kind = parts
+    if p not in self._owned:
+      return True
     newest = commit.fragments[p].version
     return retention.keeps(kind, version, newest, p, self._rules)
 
@@ -286,7 +307,24 @@ class SyncerPlane(Plane):
     goes on with its next attempt, and the one before is never there.
     """
     names = yield Call("list", (keys.answers(t),))
-    return tuple(sorted(key for n in names if (key := _header_key(n))))
+    return tuple(sorted(filter(None, map(keys.answer_of_header, names))))
+
+  def poll_commit(self, t: int) -> Job:
+    """Looks for another shard's commit of round t."""
+    item = yield Call("get", (keys.commit(t),))
+    if item is None:
+      return None
+    if item.value == SWEPT:  # 2 H rounds ago, this shard's among them
+      return StopRequested(0, OVERTAKEN)
+    commit = read_commit(item.value, t, self._rules.run_id)
+    self._know(commit, digest := wire.sha256(item.value))
+    return Followed(0, commit, digest)
+
+  def _know(self, commit: Commit, digest: str) -> None:
+    """For a snapshot of it; the one before may be about to be taken still."""
+    before = self._rules.schedule.previous_round(commit.round)
+    kept = {t: known for t, known in self._commits.items() if t == before}
+    self._commits = kept | {commit.round: (commit, digest)}
 
   def poll_overtaken(self, t: int) -> Job:
     """Looks for another syncer's commit of round t.
@@ -345,14 +383,6 @@ def _sweep_commit(key: str) -> Job:
   item = yield Call("get", (key,))
   if item is not None and item.value != SWEPT:
     yield Call("compare_and_swap", (key, SWEPT, item.generation))
-
-
-def _header_key(name: str) -> Key | None:
-  """The key of an answer by its header's name; None for anything else."""
-  match = re.fullmatch(r"answer/(\d+)\.(\d+)\.(\d+)\.(\d+)\.header", name)
-  if match is None or keys.answer_header(*map(int, match.groups())) != name:
-    return None
-  return tuple(map(int, match.groups()))
 
 
 def _key(command: Check | Drop) -> Key:

@@ -100,8 +100,8 @@ class LearnerTelemetry(Telemetry):
 class SyncerTelemetry(Telemetry):
   """Participation and timing of every round."""
 
-  def __init__(self, workdir: pathlib.Path, rules: Rules):
-    super().__init__(workdir, "syncer")
+  def __init__(self, workdir: pathlib.Path, rules: Rules, shard: int = 0):
+    super().__init__(workdir, f"syncer-{shard}" if shard else "syncer")
     self._rules = rules
     self._counted: dict[int, int] = {}
     self._grace_ns: dict[int, int] = {}

@@ -1,10 +1,10 @@
-"""The lease: one syncer at a time merges. It saves work, nothing more."""
+"""Leases: one syncer at a time merges for a shard. They only save work."""
 
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ddiloco.config import ConfigError, LiveConfig
 from ddiloco.engine import startup
@@ -32,11 +32,13 @@ class HeldLease:
   def __init__(
     self,
     exchange: Exchange,
+    shard: int,
     lease: Lease,
     generation: bytes,
     every_s: float,
   ):
     self._exchange, self._lease = exchange, lease
+    self.shard, self._key = shard, keys.lease(shard)
     self._generation, self._every_s = generation, every_s
     self._released = threading.Event()
     self._lost: Callable[[], None] = lambda: None
@@ -64,7 +66,7 @@ class HeldLease:
     free = Lease(self.epoch, self._lease.nonce, self._lease.host, _NOBODY, 0)
     try:
       self._exchange.compare_and_swap(
-        keys.LEASE, messages.encode(free), self._generation
+        self._key, messages.encode(free), self._generation
       )
     except ExchangeError as error:
       logger.warning("the lease stays until it expires: %s", error)
@@ -76,7 +78,7 @@ class HeldLease:
       self._lease = Lease(old.epoch, old.nonce, old.host, old.pid, beat)
       try:
         generation = self._exchange.compare_and_swap(
-          keys.LEASE, messages.encode(self._lease), self._generation
+          self._key, messages.encode(self._lease), self._generation
         )
       except ExchangeError as error:
         logger.warning("the lease was not renewed: %s", error)
@@ -90,7 +92,7 @@ class HeldLease:
   def _is_ours(self) -> bool:
     """Whether it is, after all: a renewal reported as failed had succeeded."""
     try:
-      item = self._exchange.get(keys.LEASE)
+      item = self._exchange.get(self._key)
     except ExchangeError as error:
       logger.warning("the lease cannot be read: %s", error)
       return True  # until somebody can be seen to have it
@@ -108,10 +110,12 @@ def take_lease(
   live: LiveConfig,
   interrupt: threading.Event,
   *,
+  shards: int = 1,
+  wanted: Collection[int] | None = None,
   standby: bool = False,
   over: Callable[[], bool] = lambda: False,
 ) -> HeldLease | None:
-  """Claims the lease, waiting out a holder that may be dead.
+  """Claims a shard's lease, waiting out a holder that may be dead.
 
   Only this machine's monotonic clock is asked, and only for how long the lease
   was seen not to change. Taking it too early costs work, never a commit.
@@ -120,6 +124,8 @@ def take_lease(
     exchange: where it lies.
     live: how long it lasts.
     interrupt: ends the wait.
+    shards: how many the syncer has.
+    wanted: those that will do; None: any.
     standby: waits for a holder that is alive too, and for a store that is away.
     over: looked at now and then; true ends the wait.
 
@@ -130,48 +136,60 @@ def take_lease(
     LeaseTaken: the holder is alive.
     ExchangeError: the store cannot be read.
   """
-  watch = None
+  watches: list[_Watch] = []
+  wanted = range(shards) if wanted is None else wanted
   while not interrupt.is_set() and not over():
     try:
-      watch = watch or _Watch(exchange, live)
-      if watch.is_free():
-        claim = run_job(
-          startup.claim_lease(
-            uuid.uuid4().hex, workplace.host(), os.getpid(), watch.seen
-          ),
-          exchange,
-        )
-        if claim is not None:
-          return HeldLease(exchange, *claim, live.lease_s / 2)
+      watches = watches or [_Watch(exchange, live, shard) for shard in wanted]
+      for watch in watches:
+        if watch.is_free() and (claim := _claim(exchange, watch, shards)):
+          return HeldLease(exchange, watch.shard, *claim, live.lease_s / 2)
       interrupt.wait(live.lease_s / _LOOKS)
-      renewed = watch.look()
+      renewed = [watch.look() for watch in watches]
     except ExchangeError as error:
       if not standby:
         raise
       logger.warning("the standby looks again: %s", error)
-      watch = None  # the holder could not renew it either
+      watches = []  # the holders could not renew them either
       continue
-    if renewed is not None and not standby:
+    if None not in renewed and not standby:
+      other = renewed[0]
+      which = f" for shard {watches[0].shard}" if shards > 1 else ""
       raise LeaseTaken(
-        f"a syncer is at work in {exchange.url}: process {renewed.pid} on "
-        f"{renewed.host}, epoch {renewed.epoch}. Stop that one first, or start "
+        f"a syncer is at work{which} in {exchange.url}: process {other.pid} on "
+        f"{other.host}, epoch {other.epoch}. Stop that one first, or start "
         "this one with --standby to wait for its end; else use another workdir "
         "or --exchange."
       )
   return None
 
 
+def _claim(exchange: Exchange, watch: "_Watch", shards: int) -> tuple | None:
+  return run_job(
+    startup.claim_lease(
+      uuid.uuid4().hex,
+      workplace.host(),
+      os.getpid(),
+      watch.seen,
+      watch.shard,
+      shards,
+    ),
+    exchange,
+  )
+
+
 class _Watch:
   """Somebody's lease, and for how long it has not changed."""
 
-  def __init__(self, exchange: Exchange, live: LiveConfig):
+  def __init__(self, exchange: Exchange, live: LiveConfig, shard: int):
     self._exchange, self._lease_s = exchange, live.lease_s
-    self.seen: Item | None = exchange.get(keys.LEASE)
+    self.shard, self._key = shard, keys.lease(shard)
+    self.seen: Item | None = exchange.get(self._key)
     self._since_s = time.monotonic()
 
   def look(self) -> Lease | None:
     """Its new content, if its holder has renewed it since the last look."""
-    before, self.seen = self.seen, self._exchange.get(keys.LEASE)
+    before, self.seen = self.seen, self._exchange.get(self._key)
     if before == self.seen or before is None or self.seen is None:
       return None
     self._since_s = time.monotonic()

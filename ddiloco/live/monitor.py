@@ -22,7 +22,8 @@ class View:
   commit: Commit | None = None
   commit_s: float = 0.0  # when it was seen, on the onlooker's clock
   members: dict[int, Member] = dataclasses.field(default_factory=dict)
-  syncer_pid: int = 0  # of this machine's process that has the lease
+  # Of this machine's processes that have leases, by shard of the syncer.
+  syncer_pids: dict[int, int] = dataclasses.field(default_factory=dict)
   beat_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
   @property
@@ -43,8 +44,9 @@ class View:
 class Monitor:
   """Keeps a `View` fresh; never raises for a store that is away."""
 
-  def __init__(self, exchange: Exchange, schedule: Schedule):
+  def __init__(self, exchange: Exchange, schedule: Schedule, shards: int = 1):
     self._exchange, self._schedule = exchange, schedule
+    self._shards = shards
     self._members_s = self._listed_s = 0.0
     self.view = View()
 
@@ -96,18 +98,19 @@ class Monitor:
     self.view.commit_s = time.monotonic()
     return True
 
-  def _poll_lease(self) -> None:
-    item = self._exchange.get(keys.LEASE)
+  def _poll_lease(self, shard: int) -> None:
+    item = self._exchange.get(keys.lease(shard))
     try:
       lease = item and messages.decode(Lease, item.value)
     except wire.WireError:
       return  # garbage, which its holder writes over
     # Not `workplace.host`, which comes with JAX: launchers have none.
     here = lease is not None and lease.host == socket.gethostname()
-    self.view.syncer_pid = lease.pid if here else 0
+    self.view.syncer_pids[shard] = lease.pid if here else 0
 
   def _poll_members(self) -> None:
-    self._poll_lease()
+    for shard in range(self._shards):
+      self._poll_lease(shard)
     newest = keys.newest_lives(self._exchange.list(keys.MEMBERS))
     for learner, incarnation in newest.items():
       item = self._exchange.get(keys.member(learner, incarnation))

@@ -5,6 +5,7 @@ comes last. Cut short, it leaves nothing that anybody would take for a run,
 and a second try writes the same objects again.
 """
 
+import dataclasses
 import json
 import uuid
 from typing import NamedTuple
@@ -66,9 +67,10 @@ def find(source: SealedExchange, t: int, config: Config) -> Manifest:
   Raises `ConfigError`: there is none, or it is of another model or codec.
   """
   first = read_first(source, source.url)
-  config_lib.check_resumable(
-    config_lib.from_dict(json.loads(first.genesis.config)), config
-  )
+  old = config_lib.from_dict(json.loads(first.genesis.config))
+  # No life of the syncer has an epoch yet: its shards may be others.
+  old = dataclasses.replace(old, syncer=config.syncer)
+  config_lib.check_resumable(old, config)
   try:
     manifest = run_calls(snapshots.read_manifest(keys.snapshot(t)), source)
     _check(manifest, first, t)

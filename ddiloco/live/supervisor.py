@@ -49,7 +49,7 @@ class Supervisor:
     schedule = Schedule(
       sync.num_fragments, sync.interval_steps, sync.overlap_steps
     )
-    self._monitor = Monitor(exchange, schedule)
+    self._monitor = Monitor(exchange, schedule, config.syncer.shards)
     self._progress = Progress(config, self.children, workdir)
     self._faults = self._make_faults(faults)
     self._elsewhere: dict[int, bool] = {}  # learners of others: who is live
@@ -173,15 +173,17 @@ class Supervisor:
 
   def _unmerged(self, child: Child, reason: str) -> Status | None:
     """Fails if a syncer is over, and no other one can take its place."""
-    others = (c for c in self.children.values() if c.merges and not c.over)
-    return self._fail(reason) if child.merges and not any(others) else None
+    left = [c for c in self.children.values() if c.merges and not c.over]
+    enough = len(left) >= self.config.syncer.shards
+    return self._fail(reason) if child.merges and not enough else None
 
   def at_work(self, actor: str) -> str | None:
     """The process that an actor of the fault script is; None: nobody, yet."""
+    role, _, shard = actor.partition(" ")
     syncers = [c for c in self.children.values() if c.merges]
-    if actor != "syncer" or len(syncers) == 1:
+    if role != "syncer" or len(syncers) == 1:
       return actor
-    pid = self._monitor.view.syncer_pid
+    pid = self._monitor.view.syncer_pids.get(int(shard or 0))
     found = (c.name for c in syncers if c.process and c.process.pid == pid)
     return next(found, None)
 
@@ -211,15 +213,15 @@ class Supervisor:
   # --- Starting -------------------------------------------------------------
 
   def _start_first(self) -> None:
-    """The syncer and one learner; the rest find the programs compiled."""
+    """A syncer and a learner; the rest find the programs compiled."""
     learners = [c for c in self.children.values() if c.learner is not None]
     first = [c for c in learners if not self._faults.absent_at_first(c.name)]
     self.children["syncer"].start(self.journal)
     if first:
       first[0].start(self.journal)
     give_up_s = time.monotonic() + self.config.live.start_deadline_s
-    standbys = [c for c in self.children.values() if c.merges][1:]
-    for child in (*first[1:], *standbys):
+    syncers = [c for c in self.children.values() if c.merges]
+    for child in (*first[1:], *syncers[1:]):
       child.restart_s = give_up_s  # or as soon as the first one is ready
     self.children["evaluator"].restart_s = give_up_s
 
@@ -335,18 +337,19 @@ def _roles(
   config: Config, workdir: pathlib.Path, arguments: Sequence[str]
 ) -> list[Child]:
   logs = workdir / "logs"
-  syncers = ["syncer"] + [
-    f"standby {i + 1}" for i in range(config.live.standbys)
-  ]
-  # Which of them is at work changes; whoever comes back waits for its turn.
-  wait = ["--standby"] if config.live.standbys else []
+  shards = range(config.syncer.shards)
+  syncers = {f"syncer {s}" if s else "syncer": f"--shard={s}" for s in shards}
+  if config.live.standbys:
+    # Who of them is at work changes; whoever comes back waits for its turn.
+    standbys = [f"standby {i + 1}" for i in range(config.live.standbys)]
+    syncers = dict.fromkeys((*syncers, *standbys), "--standby")
   children = [
     Child(
       name,
-      ["-m", "launch.syncer", *wait, *arguments],
+      ["-m", "launch.syncer", which, *arguments],
       logs / f"{name.replace(' ', '-')}.log",
     )
-    for name in syncers
+    for name, which in syncers.items()
   ]
   for i in range(config.learners.count):
     children.append(

@@ -1,4 +1,4 @@
-"""The syncer's process: starts or resumes a run and merges until it ends."""
+"""A syncer's process: starts or resumes a run and merges until it ends."""
 
 import pathlib
 import signal
@@ -46,10 +46,12 @@ def run_syncer(
   exchange: str,
   run_key: RunKey | None = None,
   standby: bool = False,
+  shard: int | None = None,
 ) -> Exit:
-  """Runs the syncer until the run, or this process, is to end.
+  """Runs a shard of the syncer until the run, or this process, is to end.
 
-  A standby waits for the lease, and again once it has lost it.
+  A standby waits for a lease, and again once it has lost it. Without `shard`
+  it takes that of any, and a syncer that is none the first.
   """
   interrupt = threading.Event()
   signal.signal(signal.SIGTERM, lambda number, frame: interrupt.set())
@@ -69,7 +71,9 @@ def run_syncer(
   if standby:
     _prepare(setup)
   try:
-    return _lives(setup, standby)
+    if shard is None and not standby:
+      shard = 0
+    return _lives(setup, standby, shard)
   finally:
     setup.exchange.close()
 
@@ -85,13 +89,13 @@ def _prepare(setup: setup_lib.Setup) -> None:
   logger.info("the standby waits for the lease")
 
 
-def _lives(setup: setup_lib.Setup, standby: bool) -> Exit:
+def _lives(setup: setup_lib.Setup, standby: bool, shard: int | None) -> Exit:
   """One life after the other, until one of them is not to be followed."""
   reason = ""
   while True:
     life = _Life(setup)
     try:
-      driver = life.open(standby=standby)
+      driver = life.open(standby=standby, shard=shard)
     except LeaseTaken:
       if not reason:
         raise
@@ -101,12 +105,8 @@ def _lives(setup: setup_lib.Setup, standby: bool) -> Exit:
     reason = _live(setup, driver, life)
     # Who overtook may have been the last breath of a syncer that has lost its
     # lease; if it has not, the next life finds the lease taken.
-    again = (
-      (machine.OVERTAKEN, machine.LEASE_LOST)
-      if standby
-      else (machine.OVERTAKEN,)
-    )
-    if reason not in again:
+    again = (machine.OVERTAKEN, machine.ANOTHER_CHAIN)
+    if reason not in again and not (standby and reason == machine.LEASE_LOST):
       return _exit_code(reason)
     logger.warning("life %d of the syncer ends: %s", life.opened.epoch, reason)
 
@@ -141,7 +141,9 @@ class _Life:
     self._plane: SyncerPlane | None = None
     self.opened: Opened | None = None
 
-  def open(self, *, standby: bool = False) -> Driver | None:
+  def open(
+    self, *, standby: bool = False, shard: int | None = None
+  ) -> Driver | None:
     """Takes the lease, then creates the run or goes on with it.
 
     None: asked to stop, or (a standby) the run has ended meanwhile.
@@ -151,12 +153,17 @@ class _Life:
       setup.exchange,
       self._live,
       setup.interrupt,
+      shards=setup.config.syncer.shards,
+      wanted=None if shard is None else (shard,),
       standby=standby,
       over=self._watch_for_the_end() if standby else lambda: False,
     )
     if self._lease is None:
       return None
-    newest = setup.run(startup.find_newest(setup.schedule()))
+    if self._lease.shard:  # the first one makes the run
+      newest = setup_lib.wait_for_run(setup)
+    else:
+      newest = setup.run(startup.find_newest(setup.schedule()))
     changes = {}
     if newest is not None:
       changes = startup.check_genesis(
@@ -190,8 +197,10 @@ class _Life:
       setup_lib.log_changes(changes, setup.workdir)
     arrays.warm_up()
     self.opened = Opened(0, epoch, newest.commit, newest.digest)
+    which = f", shard {self._lease.shard}" if rules.shards > 1 else ""
     logger.info(
-      "syncer, life %d, goes on from round %d of run %s",
+      "syncer%s, life %d, goes on from round %d of run %s",
+      which,
       epoch,
       newest.commit.round,
       run_id,
@@ -202,7 +211,8 @@ class _Life:
 
   def _watch_for_the_end(self) -> Callable[[], bool]:
     """Whether the run has ended; asked while somebody else merges."""
-    monitor = Monitor(self._setup.exchange, self._setup.schedule())
+    # The leases are somebody else's affair.
+    monitor = Monitor(self._setup.exchange, self._setup.schedule(), shards=0)
     rules = self._setup.rules("")
 
     def over() -> bool:
@@ -217,7 +227,8 @@ class _Life:
     self._lease.release()
 
   def _make_driver(self, rules, writer: TapeWriter) -> Driver:
-    telemetry = SyncerTelemetry(self._setup.workdir, rules)
+    shard = self._lease.shard
+    telemetry = SyncerTelemetry(self._setup.workdir, rules, shard)
     self._driver = Driver(
       Actor(
         start=machine.start,
@@ -247,18 +258,17 @@ class _Life:
   # --- What to look for -----------------------------------------------------
 
   def _poll_answers(self) -> None:
-    driver, plane = self._driver, self._plane
+    driver = self._driver
     pace = Pace(self._live.poll_min_s, self._live.poll_max_s)
     found: set = set()
     while not driver.stopped.is_set():
-      state = driver.actor.state
-      wanted = () if state is None else machine.watched(state)
-      found &= set(wanted)
+      wanted = self._wanted()
+      found &= wanted.keys()
       any_found = False
-      for key in wanted:
+      for key, look in wanted.items():
         if key in found:  # the machine has yet to see it
           continue
-        event = self._try(plane.poll_answer(key))
+        event = self._try(look(key))
         if event is not None:
           found.add(key)
           any_found = True
@@ -266,6 +276,17 @@ class _Life:
       if any_found:
         pace.found()
       driver.stopped.wait(pace.sleep_s())
+
+  def _wanted(self) -> dict[Any, Callable[[Any], Job]]:
+    """What to look for, and how: answers, another shard's commit."""
+    state, plane = self._driver.actor.state, self._plane
+    if state is None:
+      return {}
+    found: dict = dict.fromkeys(machine.watched(state), plane.poll_answer)
+    awaited = machine.awaited(state, self._driver.actor.rules)
+    if awaited is not None:
+      found[awaited] = plane.poll_commit
+    return found
 
   def _explain_silence(self) -> None:
     driver, committed = self._driver, -1

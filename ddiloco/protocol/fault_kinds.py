@@ -75,6 +75,7 @@ class Fault:
   what: str
   for_ns: int | None = None
   factor_permille: int | None = None  # 3000: three times slower
+  shard: int = 0  # of the syncer
 
   def __post_init__(self):
     """Refuses what no run could perform."""
@@ -89,6 +90,8 @@ class Fault:
       )
     if (self.learner is None) == (self.who == "learner"):
       raise ValueError(f"{self.who} with learner number {self.learner}")
+    if self.shard and self.who != "syncer":
+      raise ValueError(f"{self.who} with shard number {self.shard}")
     if (self.at_round is None) == (self.at_ns is None):
       raise ValueError("'at' needs either a round or a time")
     self._check_amounts(kind)
@@ -98,6 +101,7 @@ class Fault:
       ("the round", self.at_round),
       ("the time", self.at_ns),
       ("the learner", self.learner),
+      ("the shard", self.shard),
     ):
       if value is not None and not 0 <= value < LIMIT:
         raise ValueError(f"{name} is {value}; it must be from 0 to 2**63 - 1")
@@ -125,5 +129,6 @@ class Fault:
 
   @property
   def actor(self) -> str:
-    """The name: 'learner 1', 'syncer' or 'exchange'."""
-    return self.who if self.learner is None else f"learner {self.learner}"
+    """The name: 'learner 1', 'syncer', 'syncer 1' or 'exchange'."""
+    number = self.shard or None if self.learner is None else self.learner
+    return self.who if number is None else f"{self.who} {number}"

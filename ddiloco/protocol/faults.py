@@ -59,7 +59,8 @@ _UNITS_NS = {
 }
 _TEXT = re.compile(
   r"at (?:round (?P<round>\S+)|(?P<time>\S+)) (?P<what>\S+)"
-  r" (?P<who>learner \S+|\S+)(?: by (?P<factor>\S+))?(?: for (?P<span>\S+))?"
+  r" (?P<who>learner \S+|syncer [0-9-]\S*|\S+)"
+  r"(?: by (?P<factor>\S+))?(?: for (?P<span>\S+))?"
 )
 _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?")
 
@@ -129,6 +130,7 @@ def check(
   *,
   learners: int,
   stop_rounds: int | None,
+  shards: int = 1,
   live: bool = True,
 ) -> None:
   """Refuses a script that contradicts itself or the run.
@@ -140,6 +142,7 @@ def check(
     faults: The script.
     learners: How many there can be, late joiners included.
     stop_rounds: The round at which the run ends, if it has one.
+    shards: Of the syncer.
     live: Whether it must be one that a live run can perform.
 
   Raises:
@@ -157,6 +160,10 @@ def check(
       )
     if fault.learner is not None and fault.learner >= learners:
       raise _error(number, fault, f"the run's learners are 0 to {learners - 1}")
+    if fault.shard >= shards:
+      raise _error(
+        number, fault, f"syncer.shards = {shards}: they are 0 to {shards - 1}"
+      )
     if stop_rounds and (fault.at_round or 0) >= stop_rounds:
       raise _error(
         number, fault, f"it never happens: the run ends at round {stop_rounds}"
@@ -259,11 +266,15 @@ def _actor(name: Any) -> dict[str, Any]:
   if name in ("syncer", "exchange"):
     return {"who": name, "learner": None}
   words = name.split() if isinstance(name, str) else []
-  if len(words) != 2 or words[0] != "learner":
+  if len(words) != 2 or words[0] not in ("learner", "syncer"):
     raise ValueError(
-      f"{name!r} is no actor; write 'learner 1', 'syncer' or 'exchange'"
+      f"{name!r} is no actor; write 'learner 1', 'syncer' (or one of its "
+      "shards, 'syncer 1') or 'exchange'"
     )
-  return {"who": "learner", "learner": _integer(words[1])}
+  number = _integer(words[1])
+  if words[0] == "syncer":
+    return {"who": "syncer", "learner": None, "shard": number}
+  return {"who": "learner", "learner": number}
 
 
 def _integer(value: Any) -> int:

@@ -11,7 +11,7 @@ from ddiloco.protocol.learner_types import LearnerState
 from ddiloco.protocol.quorum import slack_ns
 from ddiloco.protocol.rules import PERMILLE, Rules
 from ddiloco.protocol.syncer_types import SyncerState
-from ddiloco.protocol.syncer_views import learner_view, live, step_ns
+from ddiloco.protocol.syncer_views import learner_view, live, own_gap, step_ns
 from ddiloco.types import Anchor, Apply, Wait
 
 
@@ -124,6 +124,9 @@ def check_syncer(
       newest = learner_view(after, command.learner)
       if newest is None or newest.incarnation != command.incarnation:
         raise broken("only the newest life of a learner is listened to")
+    elif isinstance(command, syncer_types.WriteCommit):
+      if not rules.owns(after.epoch, command.commit.round):
+        raise broken("a shard commits the rounds that it owns")
   promise = _broken_by_closing(before, after, event.now_ns, rules)
   if promise:
     raise broken(promise)
@@ -148,7 +151,7 @@ def _broken_by_closing(
         return f"round {view.round} closes after the one before it"
       if not everybody and now_ns < view.quorum_ns + view.grace_ns:
         return f"round {view.round} stays open for its grace"
-      gap = rules.schedule.gap(view.round) - 1
+      gap = own_gap(view.round, rules) - 1
       paced_ns = last_ns + gap * step_ns(after, now_ns, rules)
       if last_ns and rules.anchor is not Anchor.ANY and now_ns < paced_ns:
         return f"round {view.round} closes {gap} steps later"

@@ -11,14 +11,15 @@ COMMITS = "commit/"
 ANSWERS = "answer/"
 STATES = "state/"
 MEMBERS = "members/"
+LEASES = "lease/"
 TAPES = "tape/"
 TRANSFERS = "transfer/"
 SNAPSHOTS = "snapshot/"
 ORIGIN = "origin/"  # the snapshot that a restored run has started from
-LEASE = "lease/0"
 _MANIFEST = "complete"
 _COMMIT = re.compile(r"commit/([0-9]{9})")
 _ANSWER = re.compile(r"answer/([0-9]{9})\.")
+_HEADER = re.compile(r"answer/(\d+)\.(\d+)\.(\d+)\.(\d+)\.header")
 _STATE = re.compile(r"state/([0-9]{9})\.([0-9]+)\.[0-9]+\.(params|outer|step)")
 _REQUEST = re.compile(r"transfer/([0-9]{1,6})\.([0-9]{1,6})\.([^.]+)\.request")
 _EPOCH = re.compile(
@@ -53,6 +54,14 @@ def answer_round(key: str) -> int | None:
 def answer_header(t: int, learner: int, incarnation: int, attempt: int) -> str:
   """The record that makes an answer visible; written last."""
   return f"{answers(t)}{learner}.{incarnation}.{attempt}.header"
+
+
+def answer_of_header(key: str) -> tuple[int, int, int, int] | None:
+  """(round, learner, incarnation, attempt) of a header, or None."""
+  match = _HEADER.fullmatch(key)
+  if match is None or answer_header(*map(int, match.groups())) != key:
+    return None
+  return tuple(map(int, match.groups()))
 
 
 def answer_part(
@@ -175,6 +184,11 @@ def snapshot_part(
 ) -> str:
   """Some of a learner's arrays in a snapshot."""
   return f"{prefix}learner-{learner}.{incarnation}.part-{part}"
+
+
+def lease(shard: int) -> str:
+  """Who is at work for one of the syncer's shards."""
+  return f"{LEASES}{shard}"
 
 
 def tape(actor: str, incarnation: int, segment: int) -> str:

@@ -37,6 +37,7 @@ class Rules:
   shares: tuple[Share, ...] = ()  # of it
   transfers_max: int = 1  # that a learner gives at once
   snapshot_every: int = 0  # global steps between snapshots; 0: none
+  shards: int = 1  # of the syncer, each with its own offsets t_p
 
   @property
   def writes_max(self) -> int:
@@ -46,6 +47,23 @@ class Rules:
   def samples(self, learner: int, seen: int) -> int:
     """How many a learner takes next; 0: as many as its program does."""
     return samples(self.shares, self.global_batch, learner, seen)
+
+  def shard_of(self, epoch: int) -> int:
+    """A life's; those of a shard have every `shards`-th epoch."""
+    return (epoch - 1) % self.shards
+
+  def owns(self, epoch: int, t: int) -> bool:
+    """Whether round t is for a life of the syncer to commit."""
+    return self.schedule.shard(t, self.shards) == self.shard_of(epoch)
+
+  def owned(self, epoch: int) -> tuple[int, ...]:
+    """The fragments whose rounds a life owns, ascending."""
+    schedule = self.schedule
+    return tuple(
+      p
+      for p in range(schedule.num_fragments)
+      if self.owns(epoch, schedule.offset(p))
+    )
 
   def marks(self, t: int) -> bool:
     """Whether round t is the first at or after a snapshot's global step."""
@@ -94,6 +112,7 @@ def make_rules(
     shares=make_shares(config),
     transfers_max=config.recovery.transfers_max,
     snapshot_every=config.snapshot.every_rounds,
+    shards=config.syncer.shards,
   )
 
 

@@ -5,6 +5,7 @@ once in H global steps for any P and H (paper, Sec. 3.1).
 """
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 
@@ -12,6 +13,7 @@ class _Residue(NamedTuple):
   """What all global steps t with the same t mod H have in common."""
 
   due: tuple[int, ...]  # the fragments, ascending
+  turn: int  # how many global steps of an interval before it have a round
   ahead: int  # global steps to the next round
   behind: int  # global steps since the round before
 
@@ -54,6 +56,17 @@ class Schedule:
   def gap(self, t: int) -> int:
     """g(t): t minus the round before it."""
     return t - self.previous_round(t)
+
+  def shard(self, t: int, shards: int) -> int:
+    """Which of the syncer's shards owns round t: offsets are dealt in turn."""
+    return self._residues[t % self.interval].turn % shards
+
+  def previous_owned(self, t: int, shards: int) -> int:
+    """The largest round before t that has t's owner, or 0."""
+    before = self.previous_round(t)
+    while before and self.shard(before, shards) != self.shard(t, shards):
+      before = self.previous_round(before)
+    return before
 
   def version_before(self, fragment: int, t: int) -> int:
     """The newest version of a fragment that is older than t."""
@@ -102,4 +115,5 @@ def _residues(schedule: Schedule) -> tuple[_Residue, ...]:
     behind[t % interval] = 1 if due[before] else behind[before] + 1
     after = -t % interval
     ahead[(after - 1) % interval] = 1 if due[after] else ahead[after] + 1
-  return tuple(map(_Residue, map(tuple, due), ahead, behind))
+  turns = itertools.accumulate((bool(p) for p in due[:-1]), initial=0)
+  return tuple(map(_Residue, map(tuple, due), turns, ahead, behind))

@@ -2,7 +2,7 @@
 
 from ddiloco.protocol.quorum import Why
 from ddiloco.protocol.rules import Rules
-from ddiloco.protocol.syncer import verdict_on
+from ddiloco.protocol.syncer import awaited, verdict_on
 from ddiloco.protocol.syncer_types import SyncerState
 from ddiloco.protocol.syncer_views import live
 from ddiloco.types import SECOND_NS
@@ -10,6 +10,10 @@ from ddiloco.types import SECOND_NS
 
 def waiting_for(state: SyncerState, now_ns: int, rules: Rules) -> str:
   """Why the oldest open round is not committed: who is there, who is not."""
+  t = awaited(state, rules)
+  if t is not None:
+    shard = rules.schedule.shard(t, rules.shards)
+    return f"round {t} is for shard {shard} of the syncer to commit"
   if not state.rounds:
     return f"round {state.committed} is committed and nothing is open"
   view = state.rounds[0]

@@ -2,7 +2,8 @@
 
 `step(state, event, rules)` returns the next state and the commands to carry
 out (paper, Alg. 2; docs/protocol.md, "Syncer"). Rounds in flight are
-collected and merged in parallel; commits are created in order.
+collected and merged in parallel; commits are created in order. One of several
+shards does this for the rounds it owns, and follows the others' commits.
 """
 
 from ddiloco.protocol import quorum
@@ -12,6 +13,7 @@ from ddiloco.protocol.retention import sweep
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_answers import (
   checked,
+  heard_from_commit,
   refuse_key,
   saw_answer,
   saw_member,
@@ -23,6 +25,7 @@ from ddiloco.protocol.syncer_types import (
   Command,
   Committed,
   Event,
+  Followed,
   LearnerView,
   MemberSeen,
   Merge,
@@ -41,12 +44,14 @@ from ddiloco.protocol.syncer_views import (
   change_round,
   fastest_ns,
   live_views,
+  own_gap,
   step_ns,
 )
 
 COMPLETED = "completed"
 LEASE_LOST = "the lease was taken over"
 OVERTAKEN = "another syncer has committed this round"
+ANOTHER_CHAIN = "another shard's commit does not follow the newest one known"
 _Commands = list[Command]
 
 
@@ -108,6 +113,8 @@ def step(
       state = change_round(state, event.round, merged=event.fragments)
     case Committed():
       state = _committed(state, event, rules, out)
+    case Followed():
+      state = _followed(state, event, rules, out)
     case StopRequested():
       state = replace(state, stopping=state.stopping or event.reason)
     case Tick():
@@ -140,6 +147,12 @@ def watched(state: SyncerState) -> tuple[tuple[int, int, int, int], ...]:
   return tuple(keys)
 
 
+def awaited(state: SyncerState, rules: Rules) -> int | None:
+  """The round whose commit by another shard is to be looked for, if any."""
+  t = rules.schedule.next_round(state.committed)
+  return None if state.done or rules.owns(state.epoch, t) else t
+
+
 def wake_ns(state: SyncerState, now_ns: int, rules: Rules) -> int | None:
   """When the machine wants a `Tick`: the end of a pace or grace window."""
   times = [
@@ -161,7 +174,7 @@ def verdict_on(
   return quorum.decide(
     rules,
     now_ns=now_ns,
-    gap=rules.schedule.gap(view.round),
+    gap=own_gap(view.round, rules),
     earlier_closed=all(
       [r.closed_ns for r in state.rounds if r.round < view.round]
     ),
@@ -197,6 +210,8 @@ def _commit(
   view = state.rounds[0] if state.rounds else None
   if view is None or not view.merged or view.committing:
     return state
+  if view.round != rules.schedule.next_round(state.committed):
+    return state  # other shards' commits come first
   due = rules.schedule.fragments(view.round)
   new = dict(zip(due, view.merged, strict=True))
   tokens = sum(v.tokens + v.earlier_tokens for v in state.learners)
@@ -252,13 +267,41 @@ def _committed(
     rounds=state.rounds[1:],
     xi_sync_ns=average(state.xi_sync_ns, event.now_ns - view.closed_ns),
   )
-  if rules.ended(event.round, state.tokens):
+  return _go_on(state, event.now_ns, rules, out)
+
+
+def _followed(
+  state: SyncerState, event: Followed, rules: Rules, out: _Commands
+) -> SyncerState:
+  commit = event.commit
+  if commit.round != rules.schedule.next_round(state.committed):
+    return state  # seen before
+  if commit.previous != state.previous:
+    return replace(state, stopping=state.stopping or ANOTHER_CHAIN)
+  for item in commit.progress:
+    state = heard_from_commit(state, item, event.now_ns)
+  state = replace(
+    state,
+    committed=commit.round,
+    previous=event.digest,
+    tokens=commit.tokens,
+    fragments=commit.fragments,
+  )
+  return _go_on(state, event.now_ns, rules, out)
+
+
+def _go_on(
+  state: SyncerState, now_ns: int, rules: Rules, out: _Commands
+) -> SyncerState:
+  """After the newest commit: to the end, or to the next rounds."""
+  if rules.ended(state.committed, state.tokens):
     return replace(state, stopping=state.stopping or COMPLETED)
-  if rules.marks(event.round):
-    alive = live_views(state, event.now_ns, rules)
+  # All by one shard, or they would clear each other's unfinished ones away.
+  if rules.marks(state.committed) and rules.shard_of(state.epoch) == 0:
+    alive = live_views(state, now_ns, rules)
     lives = tuple((view.learner, view.incarnation) for view in alive)
-    out.append(Snapshot(event.round, lives))
-  return _open_rounds(state, event.now_ns, rules)
+    out.append(Snapshot(state.committed, lives))
+  return _open_rounds(state, now_ns, rules)
 
 
 def _open_rounds(state: SyncerState, now_ns: int, rules: Rules) -> SyncerState:
@@ -266,7 +309,7 @@ def _open_rounds(state: SyncerState, now_ns: int, rules: Rules) -> SyncerState:
   fresh = tuple(
     RoundView(t, now_ns, (), (), (), 0, 0, 0, 0, (), False)
     for t in rules.schedule.open_rounds(state.committed)
-    if t not in known
+    if t not in known and rules.owns(state.epoch, t)
   )
   return replace(state, rounds=(*state.rounds, *fresh))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from ddiloco.protocol import admission, quorum
 from ddiloco.protocol.fields import replace
-from ddiloco.protocol.messages import Refused
+from ddiloco.protocol.messages import Progress, Refused
 from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_types import (
   Answer,
@@ -180,6 +180,29 @@ def saw_member(state: SyncerState, event: MemberSeen) -> SyncerState:
     state, event.learner, event.incarnation, event.now_ns, left=event.left
   )
   return change_learner(state, event.learner, beat=event.beat)
+
+
+def heard_from_commit(
+  state: SyncerState, item: Progress, now_ns: int
+) -> SyncerState:
+  """What another shard knew of a learner; nobody's tokens become fewer."""
+  known = learner_view(state, item.learner)
+  if known is None or _progress(item) > _progress(known):
+    counters = {"steps": item.steps, "tokens": item.tokens}
+    state = _heard(state, item.learner, item.incarnation, now_ns, **counters)
+    known = learner_view(state, item.learner)
+  earlier_tokens = item.earlier_tokens
+  if known.incarnation > item.incarnation:
+    earlier_tokens += item.tokens
+  return change_learner(
+    state,
+    item.learner,
+    earlier_tokens=max(known.earlier_tokens, earlier_tokens),
+  )
+
+
+def _progress(of: Progress | LearnerView) -> tuple[int, int]:
+  return of.incarnation, of.steps
 
 
 def _heard(

@@ -156,6 +156,15 @@ class Committed:
 
 
 @record
+class Followed:
+  """Another shard has committed the round after the newest one."""
+
+  now_ns: int
+  commit: Commit
+  digest: str
+
+
+@record
 class Tick:
   """The time the machine asked to be woken at."""
 
@@ -178,6 +187,7 @@ Event = (
   | MemberSeen
   | Merged
   | Committed
+  | Followed
   | Tick
   | StopRequested
 )

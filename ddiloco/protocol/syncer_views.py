@@ -39,6 +39,11 @@ def step_ns(state: SyncerState, now_ns: int, rules: Rules) -> int:
   return fastest_ns(live_views(state, now_ns, rules))
 
 
+def own_gap(t: int, rules: Rules) -> int:
+  """Global steps between round t and the one before it that its shard owns."""
+  return t - rules.schedule.previous_owned(t, rules.shards)
+
+
 def life(answer: Answer) -> tuple[int, int, int]:
   """(learner, incarnation, attempt): what names an answer in its round."""
   return answer.learner, answer.incarnation, answer.attempt

@@ -333,14 +333,15 @@ def _deaths_before_stepping(
 
 def _syncer_deaths(run: Run) -> list[Death]:
   deaths = []
-  lives = run.syncer.lives
   commits = sorted(r.committed_ns for r in run.syncer.rounds.values())
-  for life, after in zip(lives, lives[1:], strict=False):
+  for life, after in run.syncer.successions():
+    if life is None:
+      continue
     same = run.session_of(life.started_ns) == run.session_of(after.started_ns)
     if same and not life.stopped:
       back = [ns for ns in commits if ns > after.started_ns]
       back_ns = back[0] if back else 0
-      process = run.process_of("syncer", life.started_ns, life.pid)
+      process = run.process_of(life.who, life.started_ns, life.pid)
       at_ns = (process.exited_ns if process else 0) or life.last_ns
       code = process.code if process else None
       deaths.append(Death(None, life.incarnation, at_ns, back_ns, code, ""))

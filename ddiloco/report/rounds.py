@@ -15,6 +15,7 @@ from ddiloco.protocol.syncer_types import (
   Check,
   Committed,
   Drop,
+  Followed,
   MemberSeen,
   Merge,
   Merged,
@@ -66,6 +67,12 @@ class SyncerLife:
   opened_ns: int = 0  # when it went on from the newest commit
   stopped: str = ""  # the reason, if it stopped in good order
   pid: int = 0  # of its process
+  shard: int = 0
+
+  @property
+  def who(self) -> str:
+    """The process that it runs in, if no standby has taken its place."""
+    return f"syncer {self.shard}" if self.shard else "syncer"
 
 
 class SyncerRecords:
@@ -121,6 +128,16 @@ class SyncerRecords:
       if stored == digest or (stored is None and t <= self.committed):
         self.rounds[t] = round_
         self.committed = max(self.committed, t)
+    self.rounds = dict(sorted(self.rounds.items()))
+
+  def successions(self) -> list[tuple[SyncerLife | None, SyncerLife]]:
+    """Every life, with the one of its shard before it."""
+    newest: dict[int, SyncerLife] = {}
+    found = []
+    for life in self.lives:
+      found.append((newest.get(life.shard), life))
+      newest[life.shard] = life
+    return found
 
   def due_bytes(self, fragments: tuple[int, ...]) -> int:
     """Encoded bytes of an answer for these fragments; 0 if none was seen."""
@@ -144,7 +161,11 @@ class _LifeReader:
     header = reader.header
     started_ns = header.started_unix_ns
     self.life = SyncerLife(
-      header.incarnation, started_ns, started_ns, pid=header.pid
+      header.incarnation,
+      started_ns,
+      started_ns,
+      pid=header.pid,
+      shard=rules.shard_of(header.incarnation),
     )
 
   def take(self, record: tape.Record) -> None:
@@ -153,7 +174,7 @@ class _LifeReader:
     now_ns = self._clock.unix_ns(event.now_ns)
     self.life.last_ns = max(self.life.last_ns, now_ns)
     match event:
-      case Opened():
+      case Opened() | Followed():
         self._opened(event, now_ns)
       case AnswerSeen():
         self._seen(event, record.commands, now_ns)
@@ -193,17 +214,18 @@ class _LifeReader:
       case Stop():
         self.life.stopped = command.reason
 
-  def _opened(self, event: Opened, now_ns: int) -> None:
+  def _opened(self, event: Opened | Followed, now_ns: int) -> None:
     self._whole.take_commit(event.commit)
     self._committed_round = event.commit.round
-    self.life.opened_ns = now_ns
+    self.life.opened_ns = self.life.opened_ns or now_ns
     for item in event.commit.progress:
       self._heard(item.learner, item.incarnation)
     self._open_rounds(event.commit.round, now_ns)
 
   def _open_rounds(self, committed: int, now_ns: int) -> None:
     for t in self._rules.schedule.open_rounds(committed):
-      if t not in self._open:
+      own = self._rules.owns(self.life.incarnation, t)
+      if own and t not in self._open:
         self._open[t] = _Draft(Round(t, opened_ns=now_ns))
 
   def _heard(self, learner: int, incarnation: int) -> None:

@@ -140,9 +140,8 @@ def syncer_spans(run: Run) -> list[Span]:
     ]
     # Rounds in flight overlap: what is shown is their union.
     spans += join(sorted(some, key=lambda s: s.begin_ns), 0)
-  lives = run.syncer.lives
-  for life, before in zip(lives, (None, *lives), strict=False):
-    process = run.process_of(_SYNCER, life.started_ns, life.pid)
+  for before, life in run.syncer.successions():
+    process = run.process_of(life.who, life.started_ns, life.pid)
     start_ns = process.started_ns if process else life.started_ns
     if before is not None:
       last_ns = before.last_ns

@@ -29,8 +29,7 @@ class Process:
 
     None if what `who` tells did not happen in this process.
     """
-    merges = self.who.partition(" ")[0] in ("syncer", "standby")
-    same = who == self.who or (who == "syncer" and merges)
+    same = who == self.who or _merges(who) and _merges(self.who)
     if not (same and pid == self.pid and self.clock_ns):
       return None
     found_ns = self.started_ns + clock_ns - self.clock_ns
@@ -70,8 +69,9 @@ class Session:
     fault, evidence = _dict(line.get("fault")), _dict(line.get("evidence"))
     what, span = fault.get("what"), _dict(fault.get("for"))
     for process in self.processes:
-      who = "syncer" if process.who.startswith("standby") else process.who
-      if process.pid == evidence.get("pid") and who == line.get("who"):
+      who = str(line.get("who"))  # of the fault; who merges changes
+      same = who == process.who or _merges(who) and _merges(process.who)
+      if same and process.pid == evidence.get("pid"):
         if what in ("kill", "stop") and process.exited_ns:
           return process.exited_ns
         if what == "start":
@@ -82,6 +82,10 @@ class Session:
     at_round = evidence.get("at_round")
     hit = rounds.get(at_round) if type(at_round) is int else None
     return hit.committed_ns if hit and hit.committed_ns else line["unix_ns"]
+
+
+def _merges(who: str) -> bool:
+  return who.partition(" ")[0] in ("syncer", "standby")
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -167,6 +167,8 @@ def _vary(rng: random.Random, values: dict[str, Any]) -> None:
     "keep": rng.randint(1, 3),
     "patience_s": step_s * rng.choice((1, 100)),
   }
+  rounds = min(sync["num_fragments"], sync["interval_steps"])
+  values["syncer"] = {"shards": rng.choice((1, rng.randint(1, min(rounds, 3))))}
 
 
 # --- What befalls it --------------------------------------------------------
@@ -201,12 +203,16 @@ def _faults(seed: int, config: Config, horizon_ns: int) -> tuple[Fault, ...]:
     for _ in range(rng.randint(1, 8 if what == "rival" else 4)):
       drawn.append(_fault(rng, what, config, horizon_ns))
   kept: list[Fault] = []
+  shards, rng = config.syncer.shards, stream(seed, "faults/shards")
   for fault in drawn:
+    if fault.who == "syncer":
+      fault = dataclasses.replace(fault, shard=rng.randrange(shards))
     try:
       script.check(
         (*kept, fault),
         learners=config.learners.count,
         stop_rounds=config.stop.rounds or None,
+        shards=shards,
         live=False,
       )
     except ValueError:

@@ -12,7 +12,7 @@ from ddiloco.engine.ports import Call
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.fault_kinds import Fault
 from ddiloco.protocol.messages import AnswerHeader, PartRef
-from ddiloco.sim.world import RESTART_NS, RIVAL, World
+from ddiloco.sim.world import RESTART_NS, RIVAL, SYNCER, World
 from ddiloco.types import MILLISECOND_NS, Anchor
 
 _AGAIN_NS = 50 * MILLISECOND_NS  # until looking for the actor again
@@ -216,13 +216,14 @@ class FaultRunner:
 
   def _rival(self, item: Outcome, who: str) -> Callable[[], None]:
     world = self._world
-    world.start(RIVAL)
-    process = world.processes[RIVAL]
+    rival = who.replace(SYNCER, RIVAL)
+    world.start(rival)
+    process = world.processes[rival]
 
     def end() -> None:
       self._prove(item, "opened", int(process.actor is not None))
-      if world.processes[RIVAL] is process:
-        world.crash(RIVAL, None)
+      if world.processes[rival] is process:
+        world.crash(rival, None)
 
     return end
 

@@ -121,7 +121,7 @@ class _Following(Observer):
     self._taken = {life.name: _steps(life) for life in history.lives}
     self._found = Found()
     self._pending: dict[str, tuple[int, LearnerArrays, StepResult]] = {}
-    self._arrays: SyncerArrays | None = None
+    self._arrays: dict[int, SyncerArrays] = {}  # by fragment
     self._evaluations = Evaluations(config, self._compute.model, workdir)
     self._reason = ""
     self.progress = Progress(self._line)
@@ -188,7 +188,7 @@ class _Following(Observer):
     for p, state in states.items():
       self._found.states[commit.round, p] = state
     self._found.commits.append(commit)
-    self._arrays = arrays
+    self._arrays |= dict.fromkeys(states, arrays)
     self._evaluate()
     self._look_up()
 
@@ -211,7 +211,7 @@ class _Following(Observer):
     ]
     self._evaluations.evaluate(
       replace(commit, fragments=tuple(states)),
-      lambda p: self._arrays.stored(p)[0],
+      lambda p: self._arrays[p].stored(p)[0],
       self._times[commit.round],
       final=final,
     )
@@ -233,12 +233,12 @@ class _Following(Observer):
     for name, data in retelling.tapes():
       store.put(name, data)
     for p, ref in enumerate(retelling.newest.fragments):
-      params, outer = self._arrays.stored(p)
+      params, outer = self._arrays[p].stored(p)
       where = ref.version, p, ref.epoch
       store.put(keys.params(*where), params)
       store.put(keys.outer_state(*where), outer)
     # Whoever goes on with the run must not take the name of a life there was.
-    for name in (*source.list(keys.MEMBERS), *source.list(keys.LEASE)):
+    for name in (*source.list(keys.MEMBERS), *source.list(keys.LEASES)):
       store.put(name, self._renamed_member(source.get(name).value))
     for name, data in retelling.commits():  # commit 0 makes it a run
       store.put(name, data)

@@ -33,6 +33,7 @@ DECIDING = (
   "live.dead_after_s",
   "stop",
   "sync",
+  "syncer",
 )
 
 

@@ -29,7 +29,7 @@ _KEPT = (
   keys.STATES,
   keys.ANSWERS,
   keys.MEMBERS,
-  keys.LEASE,
+  keys.LEASES,
   keys.SNAPSHOTS,
   keys.ORIGIN,
   _TAPES,

@@ -56,6 +56,7 @@ from ddiloco.sim.script import (
   Entry,
   Script,
   answer_key,
+  commit_key,
   open_answers,
   outer_key,
   params_key,
@@ -244,8 +245,9 @@ def _syncer(
       case Opened():
         _open(arrays, entry.work.commit, store)
       case Commit():
-        states = _merge(arrays, entry.work, store)
+        states = _merge(arrays, entry, store)
         observer.committed(entry.work, arrays, states)
+        store.put(commit_key(entry.work), b"")
 
 
 def _open(arrays: SyncerArrays, commit: Commit, store: Store) -> None:
@@ -257,9 +259,12 @@ def _open(arrays: SyncerArrays, commit: Commit, store: Store) -> None:
 
 
 def _merge(
-  arrays: SyncerArrays, commit: Commit, store: Store
+  arrays: SyncerArrays, entry: Entry, store: Store
 ) -> dict[int, FragmentState]:
+  commit = entry.work
   t, due = commit.round, []
+  for key in entry.needs[len(commit.counted) :]:
+    store.take(key)
   for item in commit.counted:
     key = (t, item.learner, item.incarnation, item.attempt)
     due = [part.fragment for part in item.contributions]

@@ -32,6 +32,7 @@ from ddiloco.protocol.rules import Rules
 from ddiloco.protocol.syncer_types import (
   AnswerSeen,
   Committed,
+  Followed,
   Merged,
   Opened,
   WriteCommit,
@@ -158,12 +159,12 @@ class Retelling:
         return None
       case CommitSeen() | CaughtUp() | Committed() if event.round > newest:
         return None
-      case Opened() if event.commit.round > newest:
+      case Opened() | Followed() if event.commit.round > newest:
         return None
       case StepDone():
         loss = self._found.losses.get(life.name, {}).get(event.step)
         return None if loss is None else replace(event, loss=loss)
-      case Opened():
+      case Opened() | Followed():
         commit, digest = self._commits[event.commit.round]
         return replace(event, commit=commit, digest=digest)
       case AnswerSeen():

@@ -6,6 +6,7 @@ scripts never wait for each other in a circle.
 """
 
 import collections
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +53,11 @@ def outer_key(version: int, p: int, epoch: int) -> str:
 def answer_key(t: int, item: Counted) -> str:
   """The encoded outer gradient of a counted answer."""
   return f"answer.{t}.{item.learner}.{item.incarnation}.{item.attempt}"
+
+
+def commit_key(commit: Commit) -> str:
+  """Nothing but that a commit was computed, by whichever shard."""
+  return f"commit.{commit.round}"
 
 
 def snapshot_key(learner: int) -> str:
@@ -194,6 +200,7 @@ def _syncer(
   history: History, life: Life, commits: Sequence[Commit], newest: int
 ) -> Iterator[Entry]:
   own = {c.round: c for c in commits if c.epoch == life.incarnation}
+  before = {c.round: earlier for earlier, c in itertools.pairwise(commits)}
   for record in life.records:
     if isinstance(record.event, Opened):
       opened = record.event
@@ -220,6 +227,9 @@ def _syncer(
           for key in (params_key, outer_key)
         ]
         needs = [answer_key(command.round, item) for item in commit.counted]
+        if command.round in before:  # whose order is theirs for everybody
+          needs.append(commit_key(before[command.round]))
+        gives.append(commit_key(commit))
         yield Entry(commit, tuple(needs), tuple(gives))
 
 

@@ -24,7 +24,7 @@ from ddiloco.sim.draws import Plan, draw
 from ddiloco.sim.faults import FaultRunner
 from ddiloco.sim.process import Process
 from ddiloco.sim.story import Story
-from ddiloco.sim.world import SYNCER, World
+from ddiloco.sim.world import World
 
 _EVENTS_MAX = 20_000  # of the first phase
 _LIVENESS_EVENTS = 10_000  # in which the rounds below must be committed
@@ -80,7 +80,8 @@ class _Run:
   def play(self) -> None:
     """Both phases and the audit; raises whatever is broken."""
     world, plan = self.world, self.plan
-    world.start(SYNCER)
+    for name in world.syncers:
+      world.start(name)
     for name in self._learners():
       if not self.runner.absent_at_first(name):
         world.start(name)
@@ -176,11 +177,12 @@ class _Run:
     world.exchange.heal()
     if world.ended:
       return
-    for name in (SYNCER, *self._learners()):
+    for name in (*world.syncers, *self._learners()):
       process = world.processes.get(name)
       if process and process.actor and process.actor.state.stopping:
         world.crash(name, None)  # it was about to leave
-    world.start(SYNCER)
+    for name in world.syncers:
+      world.start(name)
     gone = [m for m in self._learners() if m not in self._alive()]
     rng.shuffle(gone)
     for name in gone:
@@ -191,12 +193,15 @@ class _Run:
         world.stopped[name] = "gone for good"
 
   def _why(self) -> str:
-    process = self.world.processes[SYNCER]
-    if process.actor is None:
-      return "The syncer has not opened the run."
-    now_ns = process.clock.now_ns()
-    rules = self.world.rules
-    return status.waiting_for(process.actor.state, now_ns, rules)
+    rules, found = self.world.rules, []
+    for name in self.world.syncers:
+      process = self.world.processes[name]
+      if process.actor is None:
+        found.append(f"The {name} has not opened the run.")
+        continue
+      now_ns = process.clock.now_ns()
+      found.append(status.waiting_for(process.actor.state, now_ns, rules))
+    return " ".join(found)
 
 
 def run_seed(

@@ -1,6 +1,7 @@
 """A life of a syncer in the virtual world."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ class SyncerProcess(Process):
     genesis: Genesis,
     header: Header,
     merge_ns: Callable[[], int],
+    shard: int = 0,
     machine: Any = syncer_machine,
     **kwargs: Any,
   ):
@@ -43,7 +45,9 @@ class SyncerProcess(Process):
     self._config, self._compute = config, compute
     self._genesis, self._header = genesis, header
     self._merge_ns, self._machine = merge_ns, machine
+    self._shard = shard
     self._wanted: tuple = ()
+    self._awaited: int | None = None
     self._looks: dict[str, Callable[[], Job]] = {}
     self._lease: Lease | None = None
     self._generation: bytes | None = None
@@ -54,8 +58,11 @@ class SyncerProcess(Process):
     self.run(self._patient(self._open()), self._opened)
 
   def _open(self) -> Job:
-    held = yield Call("get", (keys.LEASE,))
-    claim = yield from startup.claim_lease(self.name, "sim", 0, held)
+    if self._shard and (yield from startup.find_first()) is None:
+      return None  # the first shard makes the run
+    which = self._shard, self.rules.shards
+    held = yield Call("get", (keys.lease(self._shard),))
+    claim = yield from startup.claim_lease(self.name, "sim", 0, held, *which)
     if claim is None:
       return None
     self._lease, self._generation = claim
@@ -69,6 +76,8 @@ class SyncerProcess(Process):
       snapshot=self._config.snapshot,
     )
     newest = yield from startup.find_newest(self.rules.schedule)
+    if newest is None and self._shard:
+      return None  # a read lags behind
     if newest is None:
       fragments = yield from plane.initialise()
       newest = yield from startup.create_run(
@@ -108,13 +117,20 @@ class SyncerProcess(Process):
     return Tick(0)
 
   def watched(self) -> dict[str, Callable[[], Job]]:
-    """The next answers of everybody known."""
-    wanted = self._machine.watched(self.actor.state)
-    if wanted != self._wanted:  # most transitions change nothing here
-      poll, self._wanted = self.actor.plane.poll_answer, wanted
+    """The next answers of everybody known, and another shard's commit."""
+    state, plane = self.actor.state, self.actor.plane
+    wanted = self._machine.watched(state)
+    awaited = self._machine.awaited(state, self.rules)
+    # Most transitions change nothing here.
+    if (wanted, awaited) != (self._wanted, self._awaited):
+      self._wanted, self._awaited = wanted, awaited
       self._looks = {
-        keys.answer_header(*key): lambda key=key: poll(key) for key in wanted
+        keys.answer_header(*key): lambda key=key: plane.poll_answer(key)
+        for key in wanted
       }
+      if awaited is not None:
+        look = functools.partial(plane.poll_commit, awaited)
+        self._looks[keys.commit(awaited)] = look
     return self._looks
 
   def compute_ns(self) -> int:
@@ -147,7 +163,7 @@ class SyncerProcess(Process):
     try:
       generation = yield Call(
         "compare_and_swap",
-        (keys.LEASE, messages.encode(lease), self._generation),
+        (keys.lease(self._shard), messages.encode(lease), self._generation),
       )
     finally:
       self._renewing = False

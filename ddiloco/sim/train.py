@@ -22,7 +22,7 @@ from ddiloco.sim.faults import FaultRunner
 from ddiloco.sim.jax_compute import JaxCompute
 from ddiloco.sim.recorder import Recorder
 from ddiloco.sim.terminal import Progress, interruptible
-from ddiloco.sim.world import SYNCER, World
+from ddiloco.sim.world import World
 from ddiloco.types import SECOND_NS, Exit, Status
 
 _EVENTS_PER_STEP = 10  # more than a learner's inner step ever causes
@@ -131,7 +131,8 @@ class _Training:
 
   def _train(self) -> Status:
     world = self.world
-    world.start(SYNCER)
+    for name in world.syncers:
+      world.start(name)
     for i in range(self._config.learners.count):
       if not self._faults.absent_at_first(f"learner-{i}"):
         world.start(f"learner-{i}")
@@ -197,7 +198,7 @@ class _Training:
     names = [f"learner-{i}" for i in range(self._config.learners.count)]
     gone = [name for name in names if name in world.stopped]
     left = len(names) - len(gone)
-    if SYNCER in world.stopped:
+    if not world.stopped.keys().isdisjoint(world.syncers):
       self._reason = "the syncer was told to leave"
     elif left < quorum:
       self._reason = (
@@ -237,12 +238,14 @@ class _Training:
     return False
 
   def _waiting(self) -> str:
-    process = self.world.processes[SYNCER]
-    if not process.alive or process.actor is None:
-      return "the syncer is not at work"
-    return status_lib.waiting_for(
-      process.actor.state, process.clock.now_ns(), self.world.rules
-    )
+    found = []
+    for name in self.world.syncers:
+      process = self.world.processes[name]
+      if not process.alive or process.actor is None:
+        return f"the {name.replace('-', ' ')} is not at work"
+      now_ns, rules = process.clock.now_ns(), self.world.rules
+      found.append(status_lib.waiting_for(process.actor.state, now_ns, rules))
+    return "; ".join(found)
 
   def _line(self) -> str:
     world, stop = self.world, self._config.stop

@@ -90,6 +90,12 @@ class World:
     self._lives: dict[str, int] = {}
     self._clocks: dict[str, Clock] = {}
 
+  @property
+  def syncers(self) -> list[str]:
+    """The syncer's shards, by the names of their processes."""
+    others = range(1, self.rules.shards)
+    return [SYNCER, *(f"{SYNCER}-{shard}" for shard in others)]
+
   def adopt(self, objects: Mapping[str, bytes]) -> None:
     """Takes a restored run's exchange as its own; nobody may be there yet."""
     for key, value in objects.items():
@@ -135,7 +141,10 @@ class World:
   # --- Processes ------------------------------------------------------------
 
   def start(self, name: str) -> None:
-    """Starts a life of `syncer`, `rival` or `learner-<i>`."""
+    """Starts a life of `learner-<i>`, `syncer` or `rival`.
+
+    The syncer's shards after the first, and their rivals, are `syncer-<s>`.
+    """
     before = self.processes.get(name)
     if before is not None:
       if before.alive:
@@ -197,14 +206,15 @@ class World:
   def _on_end(self, process: Process, reason: str) -> None:
     """A life has ended by itself; only what failed comes back."""
     name = process.who
-    starting_syncer = name in (SYNCER, RIVAL) and process.actor is None
+    role, shard = _role(name)
+    starting_syncer = shard is not None and process.actor is None
     if isinstance(process.failure, DamagedRun) and not starting_syncer:
       # One that starts may have read what is not current any more.
       raise InvariantError(f"{process.name} finds damage: {process.failure}")
     if self.processes.get(name) is not process:
       return
     self.on_end(process, reason)
-    if reason in ("completed", "stopped") or name == RIVAL:
+    if reason in ("completed", "stopped") or role == RIVAL:
       self.stopped[name] = reason
     else:
       self.heap.after(RESTART_NS, lambda: self._restart(name))
@@ -224,9 +234,11 @@ class World:
       "header": self._header(name),
     }
     where = (life, self.heap, self._clocks[name], self.exchange, rng)
-    if name in (SYNCER, RIVAL):
+    _, shard = _role(name)
+    if shard is not None:
       process = SyncerProcess(
         *where,
+        shard=shard,
         genesis=self._genesis(),
         merge_ns=lambda: spread(rng, self._ns("merge_s"), 0.5),
         machine=self.machines[SYNCER],
@@ -308,3 +320,9 @@ class World:
     self.audit.decided(learner, event, commands)
     if self._logs:
       process.log.append((event, commands))
+
+
+def _role(name: str) -> tuple[str, int | None]:
+  """What a process is, and which shard of the syncer; None: a learner."""
+  role, _, number = name.partition("-")
+  return role, int(number or 0) if role in (SYNCER, RIVAL) else None

@@ -193,7 +193,7 @@ def test_a_beat_that_goes_on_is_no_full_disk(tmp_path, monkeypatch):
     beats = iter(range(10**6))
 
     def beat():
-      world.put(keys.LEASE, Lease(1, "", "", pid, next(beats)))
+      world.put(keys.lease(0), Lease(1, "", "", pid, next(beats)))
       return world.journal.lines("fault")
 
     world.until("proof", beat)
@@ -294,12 +294,12 @@ def test_what_is_garbled_is_another(seed):
 def test_a_garbled_lease_is_healed_by_its_holder(tmp_path):
   with World(tmp_path, "garble_lease") as world:
     pid = world.children["syncer"].process.pid
-    world.put(keys.LEASE, Lease(1, "", "", pid, 1))
+    world.put(keys.lease(0), Lease(1, "", "", pid, 1))
     world.until("begin", lambda: world.runner.jobs[0].evidence.get("how"))
     for _ in range(3):
       world.look()
     assert not world.journal.lines("fault"), "nobody has healed it"
-    world.put(keys.LEASE, Lease(1, "", "", pid, 2))
+    world.put(keys.lease(0), Lease(1, "", "", pid, 2))
     assert world.proof()["took_effect"]
 
 

@@ -199,7 +199,7 @@ def test_lives_are_numbered_and_leave_their_position(world):
 
 
 def test_only_one_takes_the_lease(world):
-  item = world.exchange.get(keys.LEASE)
+  item = world.exchange.get(keys.lease(0))
   first = world.run_job(startup.claim_lease("a", "host", 1, item))
   assert first[0].epoch == 2
   assert world.run_job(startup.claim_lease("b", "host", 2, item)) is None

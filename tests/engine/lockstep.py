@@ -291,7 +291,7 @@ class Lockstep:
   # --- Parts ----------------------------------------------------------------
 
   def _lease(self) -> Item | None:
-    return self.exchange.get(keys.LEASE)
+    return self.exchange.get(keys.lease(0))
 
   def _actor(self, machine, check, plane, writer: TapeWriter) -> Actor:
     return Actor(

@@ -87,7 +87,7 @@ class MemoryExchange:
     if value == SWEPT and key in self.history:
       self.plant(key, value)
       return self.objects[key].generation
-    if not key.startswith((keys.MEMBERS, keys.LEASE)):
+    if not key.startswith((keys.MEMBERS, keys.LEASES)):
       assert self.history.get(key, value) == value, f"{key} is write-once"
     if key.startswith(keys.COMMITS) and key not in self.history:
       self.commits.append(key)

@@ -26,7 +26,7 @@ KEY = RunKey(b"k" * 32, "/keys/run")
 OTHER = RunKey(b"o" * 32, "/keys/other")
 FIRST = keys.commit(0)
 NAMES = st.sampled_from(
-  [keys.commit(1), keys.member(0, 1), keys.LEASE, keys.params(3, 1, 1)]
+  [keys.commit(1), keys.member(0, 1), keys.lease(0), keys.params(3, 1, 1)]
 )
 
 
@@ -159,9 +159,9 @@ def test_what_is_wrong_is_named(forge, why):
 def test_one_run_has_one_number_from_its_first_object_on():
   store = MemoryExchange()
   starter, late = open_run(store), open_run(store)
-  assert late.get(FIRST) is None and late.get(keys.LEASE) is None
-  assert starter.compare_and_swap(keys.LEASE, b"lease", None) == b"1"
-  assert late.get(keys.LEASE).value == b"lease"  # before there is a run
+  assert late.get(FIRST) is None and late.get(keys.lease(0)) is None
+  assert starter.compare_and_swap(keys.lease(0), b"lease", None) == b"1"
+  assert late.get(keys.lease(0)).value == b"lease"  # before there is a run
   starter.put(keys.params(0, 0, 1), b"params")
   assert starter.put_if_absent(FIRST, b"genesis")
   assert late.get(keys.params(0, 0, 1)).value == b"params"
@@ -180,22 +180,22 @@ def test_a_create_is_ones_own_only_with_ones_own_bytes():
 
 def test_the_other_operations_are_the_stores():
   store, exchange = started()
-  generation = exchange.compare_and_swap(keys.LEASE, b"a", None)
-  assert exchange.compare_and_swap(keys.LEASE, b"b", b"wrong") is None
-  assert exchange.compare_and_swap(keys.LEASE, b"c", generation)
+  generation = exchange.compare_and_swap(keys.lease(0), b"a", None)
+  assert exchange.compare_and_swap(keys.lease(0), b"b", b"wrong") is None
+  assert exchange.compare_and_swap(keys.lease(0), b"c", generation)
   exchange.put(keys.member(0, 1), b"x")
   exchange.put(keys.member(0, 2), b"x")
   assert exchange.list(keys.MEMBERS) == store.list(keys.MEMBERS)
   exchange.delete(keys.member(0, 1))
   exchange.delete_prefix(keys.MEMBERS)
-  assert set(store.objects) == {FIRST, keys.LEASE}
+  assert set(store.objects) == {FIRST, keys.lease(0)}
 
 
 def test_a_key_does_not_show_itself():
   secret = b"a secret of the run, 32 or longer"
   key = RunKey(secret, "/keys/run")
   store, exchange = started(key)
-  exchange.put(keys.LEASE, b"x")
+  exchange.put(keys.lease(0), b"x")
   shown = f"{key!r} {key} {vars(exchange)}" + repr(store.objects)
   assert secret.decode() not in shown and secret.hex() not in shown
 
@@ -211,7 +211,7 @@ def test_a_key_does_not_show_itself():
     (OTHER, KEY, ["another run key than /keys/run", "was started with"]),
   ],
 )
-@pytest.mark.parametrize("name", [FIRST, keys.LEASE, keys.commit(1)])
+@pytest.mark.parametrize("name", [FIRST, keys.lease(0), keys.commit(1)])
 def test_who_has_not_the_runs_key_does_not_come_in(theirs, ours, words, name):
   store, _ = started(theirs)
   with pytest.raises(ConfigError) as caught:

@@ -177,6 +177,13 @@ def test_every_command_needs_a_workdir_and_a_config(command, tmp_path, module):
   )
 
 
+@pytest.mark.parametrize("number", ["2", "-1"])
+def test_shards_of_the_syncer_are_numbered(command, tmp_path, number):
+  flags = run_flags(tmp_path / "run", syncer_shards=2)
+  result = command("syncer", *flags, f"--shard={number}")
+  assert_user_error(result, f"--shard={number}", "syncer.shards = 2", "0 to 1")
+
+
 @pytest.mark.parametrize(
   "number, words",
   [

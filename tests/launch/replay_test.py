@@ -1,4 +1,4 @@
-"""A simulated and a live run, with a killed learner each, again from tapes."""
+"""A simulated and a live run, with somebody killed, again from their tapes."""
 
 import json
 
@@ -80,7 +80,7 @@ def test_a_replay_needs_a_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_live_run_with_a_killed_learner_again(tmp_path):
+def test_a_live_run_with_killed_processes_again(tmp_path):
   code, _, errors = launch(
     "local",
     CONFIG,
@@ -89,13 +89,15 @@ def test_a_live_run_with_a_killed_learner_again(tmp_path):
     "--config.stop.rounds=200",
     "--config.sync.quorum_min=2",  # so the run waits for the next life
     "--config.live.checkpoint_every_steps=0",  # which goes on from its peer
-    "--faults=at round 60 kill learner 1 for 0.1s",
+    "--config.syncer.shards=2",
+    "--faults=at round 60 kill learner 1 for 0.1s; at round 70 kill syncer 1",
   )
   assert code == Exit.OK, errors
   result = replayed(tmp_path)
   assert result["commits"] == 200
-  assert result["lives"] == 4
+  assert result["lives"] == 6
   exchange = open_exchange(exchange_url(tmp_path, ""))
   lives = {life.name: life for life in history_lib.load(exchange).lives}
+  assert {"syncer, life 1", "syncer, life 2", "syncer, life 4"} < lives.keys()
   assert lives["learner-1, life 2"].header.donor[:2] == (0, 1)
   assert exchange.list(keys.TRANSFERS) == []

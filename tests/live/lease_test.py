@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 
@@ -32,7 +33,7 @@ def _take(exchange, live=LIVE):
 
 
 def _stored(exchange) -> Lease:
-  return messages.decode(Lease, exchange.get(keys.LEASE).value)
+  return messages.decode(Lease, exchange.get(keys.lease(0)).value)
 
 
 def test_epochs_are_never_repeated(exchange):
@@ -56,7 +57,7 @@ def _plant(exchange, **changes):
   """A holder on another machine, which nobody can ask whether it lives."""
   lease = Lease(epoch=7, nonce="n", host="elsewhere", pid=1, beat=0)
   lease = dataclasses.replace(lease, **changes)
-  exchange.put(keys.LEASE, messages.encode(lease))
+  exchange.put(keys.lease(0), messages.encode(lease))
 
 
 def test_a_silent_holder_elsewhere_is_waited_out(exchange):
@@ -98,7 +99,7 @@ def test_an_interrupted_wait_takes_nothing(exchange):
 
 
 def test_garbage_is_waited_out_and_repeats_no_epoch(exchange):
-  exchange.put(keys.LEASE, b"garbage")
+  exchange.put(keys.lease(0), b"garbage")
   exchange.put(keys.tape("syncer", 4, 0), b"")
   exchange.put(keys.params(7, 2, 6), b"")
   held = _take(exchange)
@@ -108,8 +109,8 @@ def test_garbage_is_waited_out_and_repeats_no_epoch(exchange):
 
 def test_a_holder_writes_over_garbage(exchange):
   held = _take(exchange)
-  exchange.put(keys.LEASE, b"garbage")
-  _until(lambda: exchange.get(keys.LEASE).value != b"garbage", "not renewed")
+  exchange.put(keys.lease(0), b"garbage")
+  _until(lambda: exchange.get(keys.lease(0)).value != b"garbage", "not renewed")
   assert _stored(exchange).epoch == held.epoch and not held.lost
   held.release()
 
@@ -224,3 +225,38 @@ def test_a_standby_goes_once_the_run_is_over(exchange):
     thread.join(DEADLINE_S)
     assert got == [None]
   held.release()
+
+
+def test_each_shard_has_a_lease_and_epochs_of_its_own(exchange):
+  """The k-th life of shard s of S has epoch (k - 1) S + s + 1."""
+  take = functools.partial(take_lease, exchange, LIVE, threading.Event())
+  for life in range(3):
+    held = [take(shards=3, wanted=(shard,)) for shard in (2, 0, 1)]
+    assert [h.shard for h in held] == [2, 0, 1]
+    assert [h.epoch for h in held] == [3 * life + 1 + s for s in (2, 0, 1)]
+    for item in held:
+      item.release()
+
+
+def test_a_garbled_lease_of_a_shard_gives_no_epoch_again(exchange):
+  """The newest life that left a trace was its 3rd, another shard's its 4th."""
+  for epoch in (8, 10):
+    exchange.put(keys.params(7, 1, epoch), b"a version")
+  exchange.put(keys.lease(1), b"garbage")
+  held = take_lease(exchange, LIVE, threading.Event(), shards=3, wanted=(1,))
+  assert held.epoch == 11
+  held.release()
+
+
+def test_a_standby_takes_whichever_shard_is_free_first(exchange):
+  options = {"shards": 2, "standby": True}
+  first = take_lease(exchange, LIVE, threading.Event(), **options)
+  second = take_lease(exchange, LIVE, threading.Event(), **options)
+  assert (first.shard, second.shard) == (0, 1)
+  with pytest.raises(ConfigError, match="at work for shard 1 in"):
+    take_lease(exchange, LIVE, threading.Event(), shards=2, wanted=(1,))
+  second.release()
+  again = take_lease(exchange, LIVE, threading.Event(), **options)
+  assert (again.shard, again.epoch) == (1, 4)
+  for item in (first, again):
+    item.release()

@@ -138,7 +138,7 @@ def test_garbage_hides_nobody_else(monitor, store, garbage):
   store.commit(0)
   for learner in range(3):
     store.member(learner, 1)
-  store[keys.member(1, 1)] = store[keys.LEASE] = garbage
+  store[keys.member(1, 1)] = store[keys.lease(0)] = garbage
   monitor.poll()
   assert set(monitor.view.members) == {0, 2}
 
@@ -194,13 +194,13 @@ def test_members_are_read_less_often_than_commits(monitor, store, monkeypatch):
 def test_who_merges_is_known_by_the_lease(monitor, store):
   store.commit(0)
   monitor.poll()
-  assert monitor.view.syncer_pid == 0
+  assert monitor.view.syncer_pids.get(0, 0) == 0
   for host, pid, known in (
     (workplace.host(), 7, 7),
     (workplace.host(), 8, 8),
     ("elsewhere", 9, 0),  # its numbers mean nothing here
   ):
-    store[keys.LEASE] = messages.encode(Lease(1, "n", host, pid, 0))
+    store[keys.lease(0)] = messages.encode(Lease(1, "n", host, pid, 0))
     monitor._members_s = 0.0
     monitor.poll()
-    assert monitor.view.syncer_pid == known
+    assert monitor.view.syncer_pids.get(0, 0) == known

@@ -60,7 +60,7 @@ class Stage:
     return processes.newest_round(self.workdir)
 
   def lease(self):
-    return messages.decode(Lease, self.exchange.get(keys.LEASE).value)
+    return messages.decode(Lease, self.exchange.get(keys.lease(0)).value)
 
   def commits(self):
     """Those whose content is kept, by round."""
@@ -130,12 +130,15 @@ def test_a_stopped_syncer_that_wakes_up_writes_on_and_does_no_harm(stage):
 
 
 def test_the_launcher_keeps_standbys_and_faults_hit_whoever_merges(tmp_path):
+  """Of two shards; the one standby takes the place of either."""
   workdir = tmp_path / "workdir"
   with processes.commands_in(tmp_path) as commands:
     run = commands.start(
       "local",
-      *processes.run_flags(workdir, stop_rounds=80, live_standbys=1),
-      "--faults=at round 20 kill syncer; at round 50 kill syncer",
+      *processes.run_flags(
+        workdir, stop_rounds=80, live_standbys=1, syncer_shards=2
+      ),
+      "--faults=at round 20 kill syncer 1; at round 50 kill syncer",
       workdir=workdir,
     )
     assert run.finish() == 0, run.explain()
@@ -143,15 +146,16 @@ def test_the_launcher_keeps_standbys_and_faults_hit_whoever_merges(tmp_path):
   started = {x["pid"]: x["who"] for x in lines if x["what"] == "start"}
   faults = [x for x in lines if x["what"] == "fault"]
   assert [x["took_effect"] for x in faults] == [True, True]
-  hit = [started[x["evidence"]["pid"]] for x in faults]
-  assert hit == ["syncer", "standby 1"]
+  hit = [x["evidence"]["pid"] for x in faults]
+  assert started[hit[1]] == "syncer"
   lives = history_lib.load(TensorStoreExchange(str(workdir / "exchange"))).lives
   for life in lives:
     if life.learner is not None:  # nobody has lost a step by it
       steps = [r.event for r in life.records if isinstance(r.event, StepDone)]
       assert [step.step for step in steps] == list(range(1, len(steps) + 1))
-  pids = [life.header.pid for life in lives if life.learner is None]
-  assert [started[pid] for pid in pids[:2]] == hit and len(pids) >= 3
+  merging = {x.incarnation: x.header.pid for x in lives if x.learner is None}
+  assert [merging[2], merging[1]] == hit  # an epoch names its shard
+  assert {3, 4} <= merging.keys() and started[merging[4]] != started[merging[2]]
   summary = json.loads((workdir / "summary.json").read_text())
   assert summary["status"] == "completed" and summary["rounds"] == 80
   told = (workdir / "summary.json").read_text() + run.stdout

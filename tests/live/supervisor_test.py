@@ -51,7 +51,9 @@ class World:
   runs. `watch` is called at every look, so that cases need no threads.
   """
 
-  def __init__(self, tmp_path, *, faults="", quorum=1, learners=2, **live):
+  def __init__(
+    self, tmp_path, *, faults="", quorum=1, learners=2, shards=1, **live
+  ):
     self.workdir, self.end = tmp_path, tmp_path / "end"
     self.scripts = {f"learner {i}": IDLE for i in range(learners)}
     self.scripts["syncer"] = UNTIL_TOLD.format(end=self.end)
@@ -65,6 +67,7 @@ class World:
       learners={"count": learners},
       sync={"quorum_min": quorum},
       stop={"rounds": 100},
+      syncer={"shards": shards},
       live=live,
     )
     self.faults = parse(faults) if faults else ()
@@ -241,6 +244,20 @@ def test_a_syncer_that_crashes_again_and_again_ends_the_session(world, capsys):
   assert reason.startswith("syncer failed with exit code 1 3 times")
   assert reason.endswith("the first words\nthe last words")
   assert f"failed: {reason}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "standby, status", [(False, Status.FAILED), (True, Status.COMPLETED)]
+)
+def test_every_shard_of_the_syncer_has_somebody(world, standby, status):
+  """One that is given up ends the session, unless a standby can follow it."""
+  world = world(shards=2)
+  world.scripts["syncer 1"] = fails(1)
+  if standby:
+    world.scripts["standby 1"] = IDLE
+  world.when(lambda: world.lines("give_up"), world.complete)
+  assert world.run()[0] is status
+  assert [line["who"] for line in world.lines("give_up")] == ["syncer 1"]
 
 
 @pytest.mark.parametrize("who", ["syncer", "learner 0", "learner 1"])

@@ -137,7 +137,7 @@ def test_a_run_has_started_once_its_first_commit_is_there(tmp_path):
   exchange = workdir_lib.open_exchange(str(tmp_path / "exchange"))
   assert not workdir_lib.has_run(exchange)
   assert not (tmp_path / "exchange").exists(), "looking changes nothing"
-  exchange.put(keys.LEASE, b"")
+  exchange.put(keys.lease(0), b"")
   assert not workdir_lib.has_run(exchange)
   exchange.put(keys.commit(0), b"")
   assert workdir_lib.has_run(exchange)

@@ -116,6 +116,7 @@ def _faults(draw):
       if kind.has_factor
       else None
     ),
+    shard=draw(st.integers(0, 99)) if who == "syncer" else 0,
   )
 
 
@@ -146,6 +147,8 @@ BAD_TEXT = [
   ("at 5s kill learner one", "'one' is no whole number"),
   ("at 5s kill learner -1", "must be from 0"),
   ("at 5s kill peer", "'peer' is no actor"),
+  ("at 5s kill syncer -1", "the shard is -1"),
+  ("at 5s outage exchange 1 for 1s", "does not read"),
   ("at 5s kill learner 1 for -2s", "'for' is -2000000000 ns"),
   ("at 5s kill learner 1 for 0s", "must be positive"),
   ("at 5s kill learner 1 by 3x", "takes no factor"),
@@ -219,6 +222,7 @@ def test_a_fault_cannot_be_built_with_both_or_neither_time():
 
 CONTRADICTIONS = [
   ("at 1s kill learner 3", "the run's learners are 0 to 2"),
+  ("at 1s kill syncer 2", "syncer.shards = 2: they are 0 to 1"),
   ("at round 100 kill learner 0", "never happens"),
   ("at round 5 stop learner 1; at round 9 kill learner 1", "stopped for good"),
   ("at 9s kill learner 1; at 5s stop learner 1", "stopped for good"),
@@ -240,7 +244,7 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize("text, reason", CONTRADICTIONS)
 def test_contradictions_are_refused(text, reason):
   with pytest.raises(ValueError) as error:
-    faults.check(faults.parse(text), learners=3, stop_rounds=100)
+    faults.check(faults.parse(text), learners=3, stop_rounds=100, shards=2)
   assert reason in str(error.value)
   assert str(error.value).startswith("fault ")
 

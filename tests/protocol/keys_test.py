@@ -60,7 +60,7 @@ def test_other_keys_are_no_members(key):
 
 def test_no_two_objects_share_a_key():
   numbers = (1, 2, 11, 12, 21, 111)
-  names = [keys.commit(t) for t in numbers] + [keys.LEASE]
+  names = [keys.commit(t) for t in numbers] + [keys.lease(0)]
   for a, b in itertools.product(numbers, repeat=2):
     names.append(keys.member(a, b))
     for c in numbers:

@@ -39,7 +39,9 @@ Machines = dict[str, Any] | None
 
 def machine(real: Any, **changes: Any) -> types.SimpleNamespace:
   """A machine with some of its functions replaced."""
-  functions = ("start", "step", "watched", "wake_ns")
+  functions = {"start", "step", "watched", "awaited", "wake_ns"} & vars(
+    real
+  ).keys()
   return types.SimpleNamespace(
     **{name: getattr(real, name) for name in functions} | changes
   )

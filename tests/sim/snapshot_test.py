@@ -236,7 +236,7 @@ def go_on(source, t, config, compute=JaxCompute, faults=(), world_seed=9):
     arrays = NullCompute(config)
   world = World(config, arrays, seed=world_seed, code_version="x", logs=True)
   world.adopt(target.objects)
-  for name in ("syncer", *(f"learner-{i}" for i in learners_of(config))):
+  for name in (*world.syncers, *(f"learner-{i}" for i in learners_of(config))):
     world.start(name)
   for after_ns, name in faults:
     world.heap.after(after_ns, lambda name=name: world.crash(name))
@@ -324,6 +324,13 @@ def test_with_fewer_or_more_learners(store, count):
   kinds = {name: type(event) for name, event in first_events(world).items()}
   assert list(kinds.values()).count(Resumed) == min(count, 3)
   assert list(kinds.values()).count(Joined) == max(count - 3, 0)
+
+
+def test_with_other_shards_of_the_syncer(store):
+  config = snapped(syncer={"shards": 3})
+  world, _ = go_on(store, 51, config)
+  epochs = {commit.epoch for commit in world.commits.values() if commit.epoch}
+  assert world.audit.newest == 60 and epochs == {1, 2, 3}
 
 
 def test_a_life_after_the_restored_one_starts_as_any_does(store):

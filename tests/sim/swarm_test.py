@@ -21,10 +21,14 @@ FRESH = 200
 ONCE_FAILED = {
   265: "an island that began without a slice never went on",
   324: "a torn manifest took a whole snapshot's place",
+  33167: "a create that had won was confirmed after its commit was swept",
   102101: "apply = own forgot where its own commit's fragments were",
   300355: "at_overlap waited for a version that was gone",
   305725: "the same",
+  2222: "a shard cleared another one's unfinished snapshot away",
   500146: "a learner that recovered forgot the commit it knew of",
+  972903821: "a full store tore what it had whole, asked twice",
+  500379: "a learner whose peers gave nothing went on from a commit long gone",
 }
 TROUBLES = (
   "crash",
