@@ -52,6 +52,8 @@ class Death:
   back_ns: int  # training (or committing) again; 0: never
   code: int | None
   stopped: str  # the reason, if it ended in good order
+  back_how: str = ""  # what the next life went on from, or who took its place
+  shard: int | None = None  # of the syncer, if it has several
 
 
 @dataclasses.dataclass(slots=True)
@@ -306,6 +308,7 @@ def _death(life: LearnerLife, after: LearnerLife | None) -> Death:
     back_ns=back_ns,
     code=life.exit_code,
     stopped=life.stopped,
+    back_how=after.source if after else "",
   )
 
 
@@ -327,13 +330,15 @@ def _deaths_before_stepping(
       later = [life for life, _ in stepped if life.started_ns > at_ns]
       back_ns = _back_ns(later[0]) if later else 0
       learner = int(who.removeprefix("learner "))
-      deaths.append(Death(learner, 0, at_ns, back_ns, process.code, ""))
+      how = later[0].source if later else ""
+      deaths.append(Death(learner, 0, at_ns, back_ns, process.code, "", how))
   return deaths
 
 
 def _syncer_deaths(run: Run) -> list[Death]:
   deaths = []
   commits = sorted(r.committed_ns for r in run.syncer.rounds.values())
+  sharded = any(life.shard for life in run.syncer.lives)
   for life, after in run.syncer.successions():
     if life is None:
       continue
@@ -344,7 +349,20 @@ def _syncer_deaths(run: Run) -> list[Death]:
       process = run.process_of(life.who, life.started_ns, life.pid)
       at_ns = (process.exited_ns if process else 0) or life.last_ns
       code = process.code if process else None
-      deaths.append(Death(None, life.incarnation, at_ns, back_ns, code, ""))
+      other = run.process_of(after.who, after.started_ns, after.pid)
+      taken = process and other and process.who != other.who
+      deaths.append(
+        Death(
+          None,
+          life.incarnation,
+          at_ns,
+          back_ns,
+          code,
+          stopped="",
+          back_how=f"by {other.who}" if taken else "",
+          shard=life.shard if sharded else None,
+        )
+      )
   return deaths
 
 

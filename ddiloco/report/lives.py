@@ -35,6 +35,7 @@ class LearnerLife:
     header = reader.header
     self.learner, self.incarnation = learner, header.incarnation
     self.pid = header.pid
+    self.source = _source(header)
     self.process_ns = header.started_unix_ns  # the launcher knows better
     self.exited_ns = 0  # as the launcher saw it; 0: it did not
     self.exit_code: int | None = None
@@ -150,3 +151,12 @@ class LearnerLife:
       exchange_ns - self.exchange_in_gap, self.end_ns - self.begin_ns
     )
     del self._columns, self._losses, self._with_exchange
+
+
+def _source(header: tape.Header) -> str:
+  """What a life went on from, beside the newest commit."""
+  if header.donor is not None:
+    return f"with the state of learner {header.donor[0]}"
+  if header.restored is not None:
+    return "from its checkpoint"
+  return "with a fresh inner optimizer"

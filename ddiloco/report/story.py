@@ -99,6 +99,8 @@ def _loss(run: Run) -> list[str]:
 
 def _death(accounting: Accounting, death: Death) -> str:
   who = "The syncer" if death.learner is None else f"Learner {death.learner}"
+  if death.shard is not None:
+    who += f"'s shard {death.shard}"
   at = duration(death.at_ns - accounting.origin_ns)
   text = f"{who} {_cause(death)} at {at}"
   if not death.incarnation:
@@ -108,7 +110,7 @@ def _death(accounting: Accounting, death: Death) -> str:
   else:
     back = duration(death.back_ns - death.at_ns)
     again = "committed again" if death.learner is None else "was back"
-    text += f" and {again} after {back}"
+    text += f" and {again} after {back} {death.back_how}".rstrip()
   if _others_went_on(accounting, death):
     nobody = "no learner" if death.learner is None else "nobody else"
     text += f"; {nobody} lost a step"

@@ -83,8 +83,8 @@ def test_it_tells_what_happened(tmp_path):
   _, checker = page(killed_run(tmp_path), tmp_path)
   text = " ".join("".join(checker.text).split())
   assert (
-    "Learner 1 was killed at 6.0 s and was back after 3.0 s; nobody else lost "
-    "a step." in text
+    "Learner 1 was killed at 6.0 s and was back after 3.0 s with a fresh inner "
+    "optimizer; nobody else lost a step." in text
   )
   for part in (
     "held-out loss, nats per byte",

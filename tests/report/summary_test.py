@@ -1,5 +1,6 @@
 """summary.json: exact sums, strict JSON, and honest about what is missing."""
 
+import dataclasses
 import json
 
 import pytest
@@ -78,8 +79,8 @@ def test_its_story(tmp_path):
   assert result["story"] == [
     "Completed: 4 rounds, 84 tokens in 10.1 s by 2 learners.",
     "Held-out loss went from 5.500 to 2.250 nats per byte.",
-    "Learner 1 was killed at 6.0 s and was back after 3.0 s; nobody else lost "
-    "a step.",
+    "Learner 1 was killed at 6.0 s and was back after 3.0 s with a fresh inner "
+    "optimizer; nobody else lost a step.",
   ]
   text = summary.text(result)
   assert str(tmp_path / "report.html") in text
@@ -230,8 +231,56 @@ def test_others_that_lost_steps_are_not_praised(tmp_path):
     stalled.step(1.1 + i / 10)
   stalled.step(9).stop(10).write()
   (death, stall) = summary.summarise(history, tmp_path)["story"][2:]
-  assert death == "Learner 1 was killed at 6.0 s and was back after 3.0 s."
+  assert death == (
+    "Learner 1 was killed at 6.0 s and was back after 3.0 s with a fresh inner "
+    "optimizer."
+  )
   assert stall.startswith("Learner 2 stood still for 5.9 s at ")
+
+
+@pytest.mark.parametrize(
+  "header, words",
+  [
+    ({"restored": (1, 20)}, "from its checkpoint"),
+    ({"donor": (2, 1, 40)}, "with the state of learner 2"),
+  ],
+)
+def test_it_tells_what_a_learner_went_on_from(tmp_path, header, words):
+  history = History()
+  history.syncer(at=0).open(0, history.make_commit(0)).write()
+  history.learner(1, at=0).join(1).step(2).write()
+  again = history.learner(1, life=2, at=5)
+  again.header = dataclasses.replace(again.header, **header)
+  again.join(6).step(7).stop(9).write()
+  (death,) = summary.summarise(history, tmp_path)["story"][1:]
+  assert death.endswith(f"and was back after 4.0 s {words}.")
+
+
+def test_it_tells_whose_place_a_standby_took(tmp_path):
+  """Of two shards; the first goes on without a word of it."""
+  history = History(syncer={"shards": 2})
+  first, second, again = (
+    history.syncer(life=life, at=at) for life, at in ((1, 0), (2, 0), (4, 4))
+  )
+  for tape, pid in ((first, 1), (second, 2), (again, 3)):
+    tape.header = dataclasses.replace(tape.header, pid=pid)
+  first.open(1, history.make_commit(0)).write()
+  second.open(1, history.make_commit(0)).write()
+  again.open(5, history.make_commit(0)).whole_round(1, 6, [0]).write()
+  history.learner(0, at=0).join(1).step(8).write()
+  journal(
+    tmp_path,
+    *(
+      (0, "start", {"who": who, "pid": pid})
+      for pid, who in enumerate(("syncer", "syncer 1", "standby 1"), 1)
+    ),
+    (2, "exit", {"who": "syncer 1", "pid": 2, "code": -9}),
+  )
+  told = summary.summarise(history, tmp_path)["story"]
+  assert (
+    "The syncer's shard 1 was killed at 2.0 s and committed again after 4.0 s "
+    "by standby 1; no learner lost a step."
+  ) in told
 
 
 def test_many_deaths_are_summed_up(tmp_path):
