@@ -98,7 +98,9 @@ def _garble_answer(
 
     def fresh() -> str | None:
       found = [n for n in stage.names(keys.ANSWERS) if n not in before]
-      return next((n for n in found if n.endswith(".header")), None)
+      headers = (n for n in found if n.endswith(".header"))
+      own = (n for n in headers if stage.owns(child, keys.answer_round(n)))
+      return next(own, None)
 
     try:
       header = yield from stage.until("answer", fresh, held_s)
@@ -137,7 +139,7 @@ def state(stage: Stage, job: Job) -> Steps:
   Proved by a learner's tape: what it fetched was damaged.
   """
   child = yield from stage.victim(job, SYNCER)
-  t = yield from stage.aim(child, lambda: _uncommitted(stage))
+  t = yield from stage.aim(child, lambda: _uncommitted(stage, child))
   kept: dict[str, tuple[bytes, bytes]] = {}
   try:
     try:
@@ -162,12 +164,15 @@ def state(stage: Stage, job: Job) -> Steps:
   job.took_effect = True
 
 
-def _uncommitted(stage: Stage) -> int | None:
+def _uncommitted(stage: Stage, child: Child) -> int | None:
+  """A syncer's round whose state is stored and whose commit is not."""
   if stage.directory is not None:
-    return unfinished(stage.directory)
+    t = unfinished(stage.directory)
+    return t if stage.owns(child, t) else None
   states = [keys.state_parts(name) for name in stage.names(keys.STATES)]
-  newest = max((parts[0] for parts in states if parts), default=0)
-  return newest if newest and stage.get(keys.commit(newest)) is None else None
+  t = max((parts[0] for parts in states if parts), default=0)
+  committed = not t or stage.get(keys.commit(t)) is not None
+  return None if committed or not stage.owns(child, t) else t
 
 
 def _excuse_syncers(stage: Stage) -> None:

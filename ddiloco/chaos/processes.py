@@ -13,6 +13,7 @@ from ddiloco.chaos import defects
 from ddiloco.chaos.proxy import stall, swallow
 from ddiloco.chaos.stage import (
   BACK_S,
+  FIRST,
   LEARNER,
   STANDBY,
   SYNCER,
@@ -47,7 +48,7 @@ def kill_in_write(stage: Stage, job: Job) -> Steps:
   """SIGKILL while the victim has an object open for writing, or on its way."""
   child = yield from stage.victim(job, LEARNER, SYNCER)
   if stage.proxy is not None:
-    yield from _kill_on_the_way(stage, job, child, _writes_of(child))
+    yield from _kill_on_the_way(stage, job, child, _writes_of(stage, child))
     return
   folder, pid = str(stage.directory), child.process.pid
   job.evidence["writing"] = yield from stage.aim(
@@ -60,16 +61,21 @@ def kill_in_merge(stage: Stage, job: Job) -> Steps:
   """SIGKILL once a round's new state is there, and its commit is not."""
   child = yield from stage.victim(job, SYNCER)
   if stage.proxy is not None:
-    yield from _kill_on_the_way(stage, job, child, "PUT .*/state/")
+    yield from _kill_on_the_way(stage, job, child, _states_of(stage, child))
     return
-  found = yield from stage.aim(child, lambda: unfinished(stage.directory))
+
+  def merging() -> int | None:
+    t = unfinished(stage.directory)
+    return t if stage.owns(child, t) else None
+
+  found = yield from stage.aim(child, merging)
   job.evidence["merging"] = found
   yield from stage.kill(job, child)
 
 
 def kill_in_snapshot(stage: Stage, job: Job) -> Steps:
   """SIGKILL while a snapshot has objects and no manifest yet."""
-  child = yield from stage.victim(job, LEARNER, SYNCER)
+  child = yield from stage.victim(job, LEARNER, FIRST)
   for _ in range(_TRIES):
     t = yield from stage.until(
       "snapshot under way", lambda: _half_taken(stage), BACK_S
@@ -164,10 +170,27 @@ def _kill_on_the_way(
   yield from stage.back(job, child, job.evidence["pid"])
 
 
-def _writes_of(child: Child) -> str:
+def _epoch_of(stage: Stage, child: Child) -> int:
+  beat = stage.beat(child)
+  if beat is None:
+    raise TooLate(f"{child.name} has no lease")
+  return beat[1]
+
+
+def _states_of(stage: Stage, child: Child) -> str:
+  """What requests of a syncer look like that store a round's new state."""
+  return rf"PUT .*/state/\d+\.\d+\.{_epoch_of(stage, child)}\."
+
+
+def _writes_of(stage: Stage, child: Child) -> str:
   """What requests of a process look like that write."""
   if child.learner is None:
-    return "PUT .*/(state|commit|lease|tape/syncer)"
+    epoch = _epoch_of(stage, child)
+    shard = stage.merging().get(child.name, 0)
+    own = rf"lease/{shard}|tape/syncer\.{epoch}/"
+    if stage.config.syncer.shards == 1:
+      own += "|commit/"
+    return rf"{_states_of(stage, child)}|PUT .*/({own})"
   i = child.learner
   return rf"PUT .*/(answer/\d+\.{i}\.|members/{i}\.|tape/learner-{i}\.)"
 

@@ -23,11 +23,13 @@ from ddiloco.live.children import Child, Journal, is_stopped
 from ddiloco.live.monitor import View
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Lease, Member
+from ddiloco.protocol.schedule import Schedule
 
 AIM_S = 45.0  # to find a process in the middle of something
 BACK_S = 120.0  # for a process to be at work again, on a busy machine too
 _SPIN_S = 0.008  # of every look, while something is aimed at
 LEARNER, SYNCER, STANDBY = "learner", "syncer", "standby"
+FIRST = "first shard"  # of the syncer, which takes the snapshots
 
 Steps = Iterator[None]
 
@@ -151,6 +153,8 @@ class Stage:
     pool = [c for c in children.values() if c.running]
     if role == SYNCER:
       return [c for c in pool if c.name in merging]
+    if role == FIRST:
+      return [c for c in pool if merging.get(c.name) == 0]
     if role == STANDBY:
       others = [c for c in pool if c.merges and c.name not in merging]
       return others if len(merging) == shards else []
@@ -164,6 +168,15 @@ class Stage:
       if name is not None:
         found[name] = shard
     return found
+
+  def owns(self, child: Child, t: int | None) -> bool:
+    """Whether a round is for a process, which merges, to commit."""
+    sync, shards = self.config.sync, self.config.syncer.shards
+    schedule = Schedule(
+      sync.num_fragments, sync.interval_steps, sync.overlap_steps
+    )
+    own = self.merging().get(child.name)
+    return t is not None and schedule.shard(t, shards) == own
 
   # --- What happens to it ---------------------------------------------------
 

@@ -96,9 +96,10 @@ def find_source(
       return Source(at, donation=donation, borrowed=True, refusals=refusals)
     gone = (donation.header.learner, "the commit it had seen is gone")
     donation, refusals = None, (*refusals, gone)
-  # Asking takes a while, and versions do not wait. None: a read lags behind
-  # what this learner has seen already.
-  newer = (yield from startup.find_newest(schedule)) or newest
+  # Asking takes a while, and versions do not wait.
+  newer = yield from startup.find_newest(schedule)
+  if newer is None or newer.commit.round < t:
+    newer = newest  # the read lags behind what this learner has seen already
   return Source(newer, donation=donation, refusals=refusals)
 
 

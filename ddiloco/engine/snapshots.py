@@ -1,7 +1,7 @@
 """Takes, finds and reads snapshots in an exchange (`protocol.snapshots`)."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.engine.parts import (
@@ -36,12 +36,10 @@ def write_learner(record: dict[str, Any], data: bytes) -> Job:
   yield Call("put", (key, header), durable=True)
 
 
-def write_fragments(
-  prefix: str, commit: Commit, read: Callable[[int, FragmentState], Job]
-) -> Job:
-  """Writes every fragment's parameters and outer state, as `read` has them."""
-  for p, ref in enumerate(commit.fragments):
-    params, outer = yield from read(p, ref)
+def write_fragments(prefix: str, fragments: Mapping[int, Job]) -> Job:
+  """Writes fragments' parameters and outer states, each got when it is due."""
+  for p, get in fragments.items():
+    params, outer = yield from get
     for name, data in (
       (keys.snapshot_params(prefix, p), params),
       (keys.snapshot_outer(prefix, p), outer),
@@ -180,7 +178,7 @@ def part_name(prefix: str, header: LearnerSnapshot) -> Name:
 def write_rest(
   commit: Commit,
   digest: str,
-  read: Callable[[int, FragmentState], Job],
+  fragments: Mapping[int, Job],
   lives: Sequence[Life],
   members: Job,
   *,
@@ -192,14 +190,17 @@ def write_rest(
   Args:
     commit: the marker.
     digest: of its record.
-    read: a fragment's parameters and outer state, by its number and version.
+    fragments: what gets (parameters, outer state) of each, in this order.
     lives: the learners that were at work then.
     members: finds everybody's newest record.
     patience_ns: how long to wait for learners.
     keep: how many complete snapshots stay.
   """
   try:
-    yield from write_fragments(keys.snapshot(commit.round), commit, read)
+    prefix = keys.snapshot(commit.round)
+    if (yield Call("get", (keys.manifest(prefix),))) is not None:
+      return "there is one already"  # another life of the syncer was faster
+    yield from write_fragments(prefix, fragments)
     learners = yield from gather(commit, lives, patience_ns)
     everybody = yield from members
     manifest = Manifest(commit, digest, learners, everybody)

@@ -248,9 +248,11 @@ def claim_lease(
 
   Returns (the new lease, its generation), or None if somebody was faster.
   """
-  epoch = shard + 1
+  last = 0
   if expected is not None:
-    epoch = shards + (yield from _last_epoch(expected.value, shard, shards))
+    last = yield from _last_epoch(expected.value)
+  # The next of this shard's, whoever has claimed the last one.
+  epoch = last + 1 + (shard - last) % shards
   lease = Lease(epoch, nonce, host, pid, 0)
   generation = yield Call(
     "compare_and_swap",
@@ -263,13 +265,11 @@ def claim_lease(
   return None if generation is None else (lease, generation)
 
 
-def _last_epoch(lease: bytes, shard: int, shards: int) -> Job:
-  """Of a shard's lease; if that is garbage, the highest that left a trace."""
+def _last_epoch(lease: bytes) -> Job:
+  """Of a lease; if that is garbage, the highest that left a trace."""
   try:
     return messages.decode(Lease, lease).epoch
   except wire.WireError:
     names = yield Call("list", (keys.syncer_tapes(),))
     names = [*names, *(yield Call("list", (keys.STATES,)))]
-    epochs = [e for n in names if (e := keys.epoch(n))]
-    own = [e for e in epochs if (e - 1) % shards == shard]
-    return max(own, default=shard + 1 - shards)
+    return max((e for n in names if (e := keys.epoch(n))), default=0)

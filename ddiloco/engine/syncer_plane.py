@@ -1,6 +1,5 @@
 """Carries out the syncer's commands: inspects, merges, stores, commits."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +79,7 @@ class SyncerPlane(Plane):
     self._fragments = tuple(states)
     return self._fragments
 
-  def load(self, commit: Commit) -> Job:
+  def load(self, commit: Commit, digest: str) -> Job:
     """Goes on from a commit: parameters and outer states."""
     for p in self._owned:
       ref = commit.fragments[p]
@@ -92,6 +91,7 @@ class SyncerPlane(Plane):
         ) from error
     self.arrays.keep(self._owned)
     self._fragments = commit.fragments
+    self._know(commit, digest)
 
   def _read(self, p: int, ref: FragmentState) -> Job:
     """Parameters and outer state as they lie in the exchange."""
@@ -203,9 +203,14 @@ class SyncerPlane(Plane):
     self, command: Snapshot, captured: dict, newest: tuple[Commit, str]
   ) -> Job:
     options, t = self._snapshot_options, command.round
+    states = newest[0].fragments
+    # What may be gone soon comes first: other shards', and the oldest.
+    order = sorted(
+      range(len(states)), key=lambda p: (p in captured, states[p].version)
+    )
     found = yield from snapshots.write_rest(
       *newest,
-      functools.partial(self._captured, captured),
+      {p: self._captured(captured, p, states[p]) for p in order},
       command.learners,
       self._read_members(),
       patience_ns=seconds_to_ns(options.patience_s),
@@ -217,7 +222,7 @@ class SyncerPlane(Plane):
 
   def _captured(self, captured: dict, p: int, ref: FragmentState) -> Job:
     """A fragment's bytes as of a commit; other shards' lie in the exchange."""
-    if p in captured:
+    if p in captured:  # packed when it is its turn
       return self.arrays.pack(captured[p])
     params, outer = yield from self._read(p, ref)
     what = f"outer state of fragment {p}, version {ref.version}"

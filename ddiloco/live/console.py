@@ -81,6 +81,10 @@ class Progress:
         f"; no commit for {quiet_s:.0f} s: the disk of {self._workdir} is "
         "full. Free some space and the run goes on"
       )
+    syncers = [c for c in self._children.values() if c.merges]
+    if 0 < sum(c.running for c in syncers) < self._config.syncer.shards:
+      down = ", ".join(c.name for c in syncers if not c.running)
+      return f"; no commit for {quiet_s:.0f} s: {down} is down"
     alive = [c.name for c in self._children.values() if c.running and c.ready]
     alive += [
       f"learner {i}"

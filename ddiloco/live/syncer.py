@@ -35,6 +35,7 @@ from ddiloco.protocol.syncer_types import (
 )
 from ddiloco.types import Exit
 
+_OVERTAKEN = (machine.OVERTAKEN, machine.ANOTHER_CHAIN)
 _SELDOM_S = 0.5
 _QUIET_S = 10.0  # without a commit before the log says why
 
@@ -68,6 +69,10 @@ def run_syncer(
   if check is not None:
     check()
   check_exchange(setup.exchange, config.live)
+  # Before the lease is touched: who is of another config leaves no trace.
+  newest = setup.run(startup.find_newest(setup.schedule()))
+  if newest is not None:
+    startup.check_genesis(newest.genesis, config, setup.layout)
   if standby:
     _prepare(setup)
   try:
@@ -79,10 +84,7 @@ def run_syncer(
 
 
 def _prepare(setup: setup_lib.Setup) -> None:
-  """What can be done before the lease is there; raises `ConfigError`."""
-  newest = setup.run(startup.find_newest(setup.schedule()))
-  if newest is not None:
-    startup.check_genesis(newest.genesis, setup.config, setup.layout)
+  """What can be done before the lease is there."""
   arrays = SyncerArrays.from_config(setup.config, setup.layout, setup.codec)
   arrays.initialise(setup_lib.host_leaves(setup.program.params(setup.state)))
   arrays.warm_up()
@@ -105,8 +107,8 @@ def _lives(setup: setup_lib.Setup, standby: bool, shard: int | None) -> Exit:
     reason = _live(setup, driver, life)
     # Who overtook may have been the last breath of a syncer that has lost its
     # lease; if it has not, the next life finds the lease taken.
-    again = (machine.OVERTAKEN, machine.ANOTHER_CHAIN)
-    if reason not in again and not (standby and reason == machine.LEASE_LOST):
+    lost = standby and reason == machine.LEASE_LOST
+    if reason not in _OVERTAKEN and not lost:
       return _exit_code(reason)
     logger.warning("life %d of the syncer ends: %s", life.opened.epoch, reason)
 
@@ -124,7 +126,7 @@ def _live(setup: setup_lib.Setup, driver: Driver, life: "_Life") -> str:
 def _exit_code(reason: str) -> Exit:
   if reason == machine.COMPLETED:
     return Exit.OK
-  if reason in (machine.LEASE_LOST, machine.OVERTAKEN):
+  if reason in (machine.LEASE_LOST, *_OVERTAKEN):
     logger.error("the syncer stops: %s", reason)
     return Exit.SUPERSEDED
   logger.info("the syncer stops: %s", reason)
@@ -193,7 +195,7 @@ class _Life:
       genesis = startup.make_genesis(setup.config, setup.layout, code_version())
       newest = setup.run(startup.create_run(run_id, genesis, epoch, fragments))
     else:
-      setup.run(self._plane.load(newest.commit))
+      setup.run(self._plane.load(newest.commit, newest.digest))
       setup_lib.log_changes(changes, setup.workdir)
     arrays.warm_up()
     self.opened = Opened(0, epoch, newest.commit, newest.digest)

@@ -66,8 +66,8 @@ def decide(
   Args:
     rules: K, the anchor policy.
     now_ns: the syncer's clock.
-    gap: g(t), global steps since the round before.
-    earlier_closed: whether the round before is closed (rounds close in order).
+    gap: g(t), global steps since the shard's round before.
+    earlier_closed: whether that one is closed (rounds close in order).
     last_closed_ns: when it closed; 0 if this syncer has closed none.
     valid: distinct learners with a valid answer.
     quorum_ns: when the K-th of them was there; 0 if it is not.

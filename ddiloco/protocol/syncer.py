@@ -90,7 +90,11 @@ def start(event: Opened, rules: Rules) -> tuple[SyncerState, list[Command]]:
   )
   if rules.ended(commit.round, commit.tokens):
     return replace(state, done=True), [Stop(COMPLETED)]
-  return _open_rounds(state, event.now_ns, rules), []
+  out: _Commands = []
+  # The life before may have died of it; a restored run begins with its own.
+  if commit.epoch:
+    _mark(state, event.now_ns, rules, out)
+  return _open_rounds(state, event.now_ns, rules), out
 
 
 def step(
@@ -259,13 +263,15 @@ def _committed(
   new = dict(
     zip(rules.schedule.fragments(event.round), view.merged, strict=True)
   )
+  # Another shard's delay is none of this one's.
+  begun_ns = max(view.closed_ns, state.followed_ns)
   state = replace(
     state,
     committed=event.round,
     previous=event.digest,
     fragments=tuple(new.get(p, old) for p, old in enumerate(state.fragments)),
     rounds=state.rounds[1:],
-    xi_sync_ns=average(state.xi_sync_ns, event.now_ns - view.closed_ns),
+    xi_sync_ns=average(state.xi_sync_ns, event.now_ns - begun_ns),
   )
   return _go_on(state, event.now_ns, rules, out)
 
@@ -286,6 +292,7 @@ def _followed(
     previous=event.digest,
     tokens=commit.tokens,
     fragments=commit.fragments,
+    followed_ns=event.now_ns,
   )
   return _go_on(state, event.now_ns, rules, out)
 
@@ -296,12 +303,19 @@ def _go_on(
   """After the newest commit: to the end, or to the next rounds."""
   if rules.ended(state.committed, state.tokens):
     return replace(state, stopping=state.stopping or COMPLETED)
+  _mark(state, now_ns, rules, out)
+  return _open_rounds(state, now_ns, rules)
+
+
+def _mark(
+  state: SyncerState, now_ns: int, rules: Rules, out: _Commands
+) -> None:
+  """Takes a snapshot of the newest commit, if that is a marker."""
   # All by one shard, or they would clear each other's unfinished ones away.
   if rules.marks(state.committed) and rules.shard_of(state.epoch) == 0:
     alive = live_views(state, now_ns, rules)
     lives = tuple((view.learner, view.incarnation) for view in alive)
     out.append(Snapshot(state.committed, lives))
-  return _open_rounds(state, now_ns, rules)
 
 
 def _open_rounds(state: SyncerState, now_ns: int, rules: Rules) -> SyncerState:

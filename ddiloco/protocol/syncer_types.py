@@ -79,6 +79,7 @@ class SyncerState:
   xi_sync_ns: int
   stopping: str
   done: bool
+  followed_ns: int = 0  # when another shard's commit was last seen
 
 
 # --- Events -----------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 
 from ddiloco.config import seconds_to_ns
 from ddiloco.protocol.learner import DIVERGED
+from ddiloco.protocol.schedule import Schedule
 from ddiloco.report.lives import COMPLETED, LearnerLife
 from ddiloco.report.run import Run
 from ddiloco.report.workdir import Session
@@ -337,14 +338,22 @@ def _deaths_before_stepping(
 
 def _syncer_deaths(run: Run) -> list[Death]:
   deaths = []
-  commits = sorted(r.committed_ns for r in run.syncer.rounds.values())
+  sync, shards = run.config.sync, run.config.syncer.shards
+  schedule = Schedule(
+    sync.num_fragments, sync.interval_steps, sync.overlap_steps
+  )
+  commits = sorted(
+    (round_.committed_ns, schedule.shard(t, shards))
+    for t, round_ in run.syncer.rounds.items()
+  )
   sharded = any(life.shard for life in run.syncer.lives)
   for life, after in run.syncer.successions():
     if life is None:
       continue
     same = run.session_of(life.started_ns) == run.session_of(after.started_ns)
     if same and not life.stopped:
-      back = [ns for ns in commits if ns > after.started_ns]
+      own = [ns for ns, shard in commits if shard == life.shard]
+      back = [ns for ns in own if ns > after.started_ns]
       back_ns = back[0] if back else 0
       process = run.process_of(life.who, life.started_ns, life.pid)
       at_ns = (process.exited_ns if process else 0) or life.last_ns

@@ -307,7 +307,7 @@ def _status(
   told = sessions[-1].status if sessions else ""
   if told in [str(status) for status in Status]:
     return Status(told), sessions[-1].reason
-  stopped = syncer.lives[-1].stopped if syncer.lives else ""
-  if stopped == COMPLETED:
+  newest = {life.shard: life.stopped for life in syncer.lives}
+  if COMPLETED in newest.values():
     return Status.COMPLETED, ""
-  return Status.STOPPED, stopped
+  return Status.STOPPED, syncer.lives[-1].stopped if syncer.lives else ""

@@ -20,6 +20,7 @@ from ddiloco.report.charts import (
 )
 from ddiloco.report.run import Run
 from ddiloco.report.story import count, duration
+from ddiloco.report.workdir import merges
 
 _SPANS_MAX = 1500  # of one kind in one row
 _SYNCER = "syncer"
@@ -179,6 +180,7 @@ def _faults(run: Run, rows: _Rows, ticks: Ticks) -> dict[str, Any]:
   for session in run.sessions:
     for line in session.faults:
       who = str(line.get("who", ""))
+      who = _SYNCER if merges(who) else who
       if who in rows and line.get("took_effect") is True:
         x.append(ticks.at(session.fault_ns(line, run.syncer.rounds)))
         y.append(who)

@@ -29,7 +29,7 @@ class Process:
 
     None if what `who` tells did not happen in this process.
     """
-    same = who == self.who or _merges(who) and _merges(self.who)
+    same = who == self.who or merges(who) and merges(self.who)
     if not (same and pid == self.pid and self.clock_ns):
       return None
     found_ns = self.started_ns + clock_ns - self.clock_ns
@@ -70,7 +70,7 @@ class Session:
     what, span = fault.get("what"), _dict(fault.get("for"))
     for process in self.processes:
       who = str(line.get("who"))  # of the fault; who merges changes
-      same = who == process.who or _merges(who) and _merges(process.who)
+      same = who == process.who or merges(who) and merges(process.who)
       if same and process.pid == evidence.get("pid"):
         if what in ("kill", "stop") and process.exited_ns:
           return process.exited_ns
@@ -84,7 +84,8 @@ class Session:
     return hit.committed_ns if hit and hit.committed_ns else line["unix_ns"]
 
 
-def _merges(who: str) -> bool:
+def merges(who: str) -> bool:
+  """Whether a process is one of the syncer's, at work or waiting for it."""
   return who.partition(" ")[0] in ("syncer", "standby")
 
 

@@ -302,6 +302,12 @@ def check_followable(history: History, config: Config) -> None:
         )
 
 
+def owned(life: Life) -> tuple[int, ...]:
+  """The fragments that a life of the syncer merges."""
+  rules = make_rules(life.config, run_id="", layout="", answer_bytes=())
+  return rules.owned(life.incarnation)
+
+
 def _machine_rules(config: Config) -> dict[str, Any]:
   """What the machines are told, apart from how answers are encoded."""
   rules = make_rules(config, run_id="", layout="", answer_bytes=())

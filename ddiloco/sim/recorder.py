@@ -118,7 +118,9 @@ class Recorder:
         plane = process.actor.plane
         telemetry = LearnerTelemetry(self._workdir, process.learner, plane)
       else:
-        telemetry = SyncerTelemetry(self._workdir, self._world.rules)
+        rules = self._world.rules
+        shard = rules.shard_of(state.epoch)
+        telemetry = SyncerTelemetry(self._workdir, rules, shard)
       self._telemetry[process.name] = telemetry
     telemetry.observe(event, state, 0)
 

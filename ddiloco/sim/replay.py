@@ -49,6 +49,7 @@ from ddiloco.sim.history import (
   Difference,
   History,
   Life,
+  owned,
   redecide,
 )
 from ddiloco.sim.observers import Observer
@@ -243,15 +244,18 @@ def _syncer(
     yield from _wait(entry, store)
     match entry.work:
       case Opened():
-        _open(arrays, entry.work.commit, store)
+        _open(arrays, entry.work.commit, owned(life), store)
       case Commit():
         states = _merge(arrays, entry, store)
         observer.committed(entry.work, arrays, states)
         store.put(commit_key(entry.work), b"")
 
 
-def _open(arrays: SyncerArrays, commit: Commit, store: Store) -> None:
-  for p, ref in enumerate(commit.fragments):
+def _open(
+  arrays: SyncerArrays, commit: Commit, owned_: Sequence[int], store: Store
+) -> None:
+  for p in owned_:
+    ref = commit.fragments[p]
     where = ref.version, p, ref.epoch
     params = store.take(params_key(*where))
     outer = store.take(outer_key(*where))

@@ -26,7 +26,7 @@ from ddiloco.protocol.learner_types import (
 from ddiloco.protocol.messages import Commit, Counted
 from ddiloco.protocol.snapshots import LearnerSnapshot
 from ddiloco.protocol.syncer_types import Merge, Opened
-from ddiloco.sim.history import BadTape, Base, History, Life
+from ddiloco.sim.history import BadTape, Base, History, Life, owned
 
 
 class Entry(NamedTuple):
@@ -210,10 +210,10 @@ def _syncer(
         if not own:
           return
         opened = replace(opened, commit=history.start)
-      refs = enumerate(opened.commit.fragments)
+      refs = {p: opened.commit.fragments[p] for p in owned(life)}
       needs = [
         key(ref.version, p, ref.epoch)
-        for p, ref in refs
+        for p, ref in refs.items()
         for key in (params_key, outer_key)
       ]
       yield Entry(opened, tuple(needs))

@@ -84,7 +84,7 @@ class SyncerProcess(Process):
         self.rules.run_id, self._genesis, epoch, fragments
       )
     else:
-      yield from plane.load(newest.commit)
+      yield from plane.load(newest.commit, newest.digest)
     yield from plane.sweep_all(newest.commit)
     return newest, epoch, plane, writer
 

@@ -21,6 +21,7 @@ from ddiloco.protocol.messages import Lease, Member
 from tests.live.processes import DEADLINE_S, wait_for
 from tests.sim.small import make_config
 
+SYNCERS = ("syncer", "syncer 1")
 IDLE = "import time; time.sleep(600)"
 FAILS = "import sys; print('the last words'); sys.exit(1)"
 DIVERGES = """
@@ -37,7 +38,7 @@ time.sleep(600)
 class World:
   """A session whose two learners and syncer sleep, and a runner on it."""
 
-  def __init__(self, tmp_path, *kinds, scripts=None, seed="1"):
+  def __init__(self, tmp_path, *kinds, scripts=None, seed="1", shards=1):
     self.journal = Journal(tmp_path)
     scripts = scripts or {}
     self.children = {
@@ -46,12 +47,14 @@ class World:
         ["-S", "-c", scripts.get(name, IDLE)],
         tmp_path / f"{name}.log",
       )
-      for name in ("learner 0", "learner 1", "syncer")
+      for name in ("learner 0", "learner 1", *SYNCERS[:shards])
     }
     store = TensorStoreExchange(str(tmp_path / "exchange"))
     self.view = View()
     self.stage = Stage(
-      config=make_config(live={"heartbeat_s": 0.2, "lease_s": 0.4}),
+      config=make_config(
+        live={"heartbeat_s": 0.2, "lease_s": 0.4}, syncer={"shards": shards}
+      ),
       workdir=tmp_path,
       store=store,
       raw=store,
@@ -64,7 +67,7 @@ class World:
     self.runner = ChaosRunner(self.stage, draws, say=self.said.append)
 
   def at_work(self, actor):
-    return "syncer"
+    return actor
 
   def __enter__(self):
     for child in self.children.values():
@@ -253,6 +256,23 @@ def test_the_middle_of_a_merge_is_a_state_without_its_commit(tmp_path):
   assert look(folder) is None
   (folder / keys.outer_state(2, 1, 1)).touch()
   assert look(folder) == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_shard_that_merges_is_the_one_that_is_hit(tmp_path, seed):
+  """Of two; P = H = 3, so round 4 is the second one's."""
+  with World(tmp_path, "kill_in_merge", seed=seed, shards=2) as world:
+    first, second = (world.children[name] for name in SYNCERS)
+    assert world.stage.merging() == {"syncer": 0, "syncer 1": 1}
+    assert [world.stage.owns(c, 4) for c in (first, second)] == [False, True]
+    world.stage.raw.put(keys.params(4, 1, 2), b"a version")
+    world.stage.raw.put(keys.commit(3), b"a commit")
+    end_s = time.monotonic() + 1.0
+    while time.monotonic() < end_s:
+      world.look()
+    victim = world.runner.jobs[0].names[0]
+    hit = [c.name for c in (first, second) if c.code == -signal.SIGKILL]
+    assert hit == (["syncer 1"] if victim == "syncer 1" else [])
 
 
 def test_a_process_is_caught_while_it_writes(tmp_path):

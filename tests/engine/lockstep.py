@@ -121,7 +121,7 @@ class Lockstep:
       job = startup.create_run(RUN_ID, genesis, epoch, states)
       newest = self.run_job(job)
     else:
-      self.run_job(plane.load(newest.commit))
+      self.run_job(plane.load(newest.commit, newest.digest))
     self.run_job(plane.sweep_all(newest.commit))
     plane.arrays.warm_up()
     opened = syncer_types.Opened(0, epoch, newest.commit, newest.digest)

@@ -1,11 +1,13 @@
 """Progress: plain lines by default, a table on a terminal."""
 
+import dataclasses
 import io
 import time
 
 import pytest
 import rich.console
 
+from ddiloco.config import SyncerConfig
 from ddiloco.live import console as console_lib
 from ddiloco.live.children import Child
 from ddiloco.live.console import Progress
@@ -99,6 +101,21 @@ def test_a_run_without_commits_names_who_is_alive(
   assert capsys.readouterr().err.endswith(
     f"; no commit for 30 s: quorum is 2, alive are {names}\n"
   )
+
+
+def test_a_shard_that_is_down_is_named(clock, children, progress, capsys):
+  progress._config = dataclasses.replace(
+    progress._config, syncer=SyncerConfig(shards=2)
+  )
+  children["syncer 1"] = dataclasses.replace(
+    children["syncer"], name="syncer 1"
+  )
+  running(children["syncer"])
+  view = view_of(7, commit_s=clock[0])
+  clock[0] += 30
+  progress.update(view)
+  told = capsys.readouterr().err
+  assert told.endswith("; no commit for 30 s: syncer 1 is down\n")
 
 
 def elsewhere(beat_s):

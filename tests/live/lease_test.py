@@ -238,6 +238,17 @@ def test_each_shard_has_a_lease_and_epochs_of_its_own(exchange):
       item.release()
 
 
+def test_a_shards_epochs_stay_its_own_whoever_has_claimed_one(exchange):
+  """A process of another config may have had the lease for a moment."""
+  for shards, epoch in ((2, 1), (1, 2), (2, 3), (3, 4), (2, 5)):
+    held = take_lease(exchange, LIVE, threading.Event(), shards=shards)
+    assert (held.shard, held.epoch) == (0, epoch)
+    held.release()
+  held = take_lease(exchange, LIVE, threading.Event(), shards=2, wanted=(1,))
+  assert held.epoch == 2
+  held.release()
+
+
 def test_a_garbled_lease_of_a_shard_gives_no_epoch_again(exchange):
   """The newest life that left a trace was its 3rd, another shard's its 4th."""
   for epoch in (8, 10):

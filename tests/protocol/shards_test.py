@@ -178,6 +178,31 @@ def test_the_first_shard_takes_every_snapshot():
   assert second.committed(1).of(Snapshot) == []
 
 
+def test_a_life_that_begins_at_a_marker_takes_the_snapshot():
+  """The one before may have died of it; a restored run begins with its own."""
+  marked = dataclasses.replace(rules(), snapshot_every=1)
+  for epoch, taken in ((2, [1]), (0, [])):
+    commit = dataclasses.replace(
+      first_commit(marked),
+      round=1,
+      epoch=epoch,
+      fragments=tuple(fragment_state(int(p == 1)) for p in range(4)),
+    )
+    assert [s.round for s in Syncer(marked, commit=commit).first] == taken
+  assert Syncer(marked, commit=commit, epoch=2).first == []
+
+
+def test_another_shards_delay_is_no_latency_of_this_one():
+  """Or it would have no grace for many rounds after a shard has been away."""
+  syncer = Syncer(rules(overlap=2))
+  syncer.answers(2)
+  syncer.merged(2)
+  syncer.now_ns += 1000 * STEP_NS
+  follow(syncer, 1)
+  syncer.committed(2)
+  assert syncer.state.xi_sync_ns == 0
+
+
 def test_a_commit_of_anothers_round_is_a_broken_promise():
   syncer = Syncer(rules(overlap=2))
   syncer.answers(2)

@@ -268,6 +268,33 @@ def test_a_syncer_death(tmp_path):
   assert seconds(death.back_ns - UNIX_NS) == 7.04
 
 
+def test_a_shard_is_back_with_a_commit_of_its_own(tmp_path):
+  """Of two shards the second dies; the first commits round 2 meanwhile."""
+  history = History(syncer={"shards": 2})
+  first = history.syncer(at=0).open(1, history.make_commit(0))
+  first.follow(1.5, history.make_commit(1)).whole_round(2, 6, [0]).write()
+  second = history.syncer(life=2, at=0).open(1, history.make_commit(0))
+  second.whole_round(1, 1.2, [0]).write()
+  again = history.syncer(life=4, at=31).open(32, history.make_commit(2))
+  again.whole_round(3, 33, [0]).write()
+  history.learner(0, at=0).join(1).step(40).write()
+  journal(
+    tmp_path,
+    (0, "start", {"who": "syncer", "pid": 1}),
+    (0, "start", {"who": "syncer 1", "pid": 2}),
+    (2, "exit", {"who": "syncer 1", "pid": 2, "code": -9}),
+    (4, "start", {"who": "syncer 1", "pid": 3}),
+  )
+  run = load(history, tmp_path)
+  assert {t for t, r in run.syncer.rounds.items() if r.committed_ns} == {
+    1,
+    2,
+    3,
+  }
+  (death,) = account(run).deaths
+  assert (death.shard, seconds(death.back_ns - UNIX_NS)) == (1, 33.04)
+
+
 STEPS = st.lists(
   st.tuples(
     st.integers(1, 30_000),  # ms a step takes

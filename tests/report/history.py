@@ -200,6 +200,10 @@ class SyncerTape(_Tape):
   def open(self, at, commit):
     return self.record(sy.Opened(self.now(at), self.life, commit, "digest"))
 
+  def follow(self, at, commit):
+    """Another shard's commit is there."""
+    return self.record(sy.Followed(self.now(at), commit, "digest"))
+
   def answer(self, at, t, learner, life=1, attempt=1, check=True, **fields):
     """An answer's header is there, and is admitted if `check`."""
     history = self.history

@@ -142,6 +142,17 @@ def test_hostile_strings_are_only_text(tmp_path):
   assert "&lt;/script&gt;" in marks[0]["hovertext"][-1]
 
 
+@pytest.mark.parametrize("who", ["syncer", "syncer 1", "standby 1"])
+def test_a_fault_of_whoever_merges_is_in_the_syncers_row(tmp_path, who):
+  history = killed_run(tmp_path)
+  fault = {"what": "kill", "who": who}
+  fields = {"who": who, "fault": fault, "evidence": {}, "took_effect": True}
+  journal(tmp_path, (7, "fault", fields))
+  source, _ = page(history, tmp_path)
+  traces = {t["name"]: t for t in figures(source)["chart-0"]["data"]}
+  assert "syncer" in traces["fault"]["y"]
+
+
 def test_the_timeline_shows_the_death_and_the_return(tmp_path):
   source, _ = page(killed_run(tmp_path), tmp_path)
   traces = {t["name"]: t for t in figures(source)["chart-0"]["data"]}

@@ -173,6 +173,14 @@ def test_a_foreign_tape_is_left_out(tmp_path):
   assert "belongs to another run" in result["warnings"][0]
 
 
+def test_a_run_is_complete_whichever_shard_has_seen_it(tmp_path):
+  history = History(syncer={"shards": 2})
+  for life, stopped in ((1, True), (2, False)):
+    shard = history.syncer(life=life).open(1, history.make_commit(0))
+    (shard.stop(5) if stopped else shard).write()
+  assert summary.summarise(history, tmp_path)["status"] == "completed"
+
+
 @pytest.mark.parametrize(
   "stop, end, status",
   [

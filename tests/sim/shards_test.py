@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ddiloco.config import ConfigError
+from ddiloco.engine.snapshots import complete_rounds
 from ddiloco.protocol import keys, messages
 from ddiloco.protocol.messages import Commit
 from ddiloco.protocol.retention import SWEPT
@@ -63,8 +64,7 @@ def test_shards_compute_what_one_syncer_does(tmp_path):
 def faulty(tmp_path_factory):
   """A run in which every shard dies, stops or has a rival."""
   workdir = tmp_path_factory.mktemp("shards")
-  snapshot = {"every_rounds": 20, "keep": 9}
-  code, store = run(workdir, faults=FAULTS, snapshot=snapshot)
+  code, store = run(workdir, faults=FAULTS)
   assert code is Exit.OK
   return workdir, store
 
@@ -87,10 +87,25 @@ def test_a_replay_gives_the_same_bits(faulty):
   assert (result["commits"], result["matched"]) == (60, 60)
 
 
-def test_a_replay_from_a_snapshot_gives_the_same_bits(faulty):
+def test_a_replay_from_a_snapshot_gives_the_same_bits(tmp_path):
   """Its fragments are of every shard."""
-  result = runs.replay(faulty[1], since=20)
-  assert (result["commits"], result["matched"]) == (40, 40)
+  snapshot, faults = {"every_rounds": 20}, "at round 50 kill syncer 1 for 1s"
+  _, store = run(tmp_path, faults=faults, snapshot=snapshot)
+  result = runs.replay(store, since=40)
+  assert (result["commits"], result["matched"]) == (20, 20)
+
+
+@pytest.mark.parametrize("t", [18, 19, 20])
+def test_a_shard_that_dies_at_the_marker_takes_its_snapshot_later(tmp_path, t):
+  """Another shard commits it; the first one's next life begins with it."""
+  snapshot = {"every_rounds": 20, "keep": 9}
+  _, store = run(
+    tmp_path,
+    faults=f"at round {t} kill syncer for 1s",
+    arrays=False,
+    snapshot=snapshot,
+  )
+  assert complete_rounds(store.list(keys.SNAPSHOTS)) == [20, 40]
 
 
 def test_training_follows_a_sharded_history(tmp_path, faulty):
