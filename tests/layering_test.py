@@ -1,7 +1,8 @@
 """Imports go one way, and the pure layers stay pure.
 
-types <- config <- {algo, protocol} <- {engine, report} <- {live, sim, lm}
-<- chaos <- launch: a module may import its own layer and layers to the left.
+types <- config <- {algo, protocol} <- {engine, report} <- {live, sim, lm,
+planning} <- chaos <- launch: a module may import its own layer and layers to
+the left.
 """
 
 import ast
@@ -22,6 +23,7 @@ RANKS = {
   "live": 4,
   "sim": 4,
   "lm": 4,
+  "planning": 4,
   "chaos": 5,
   "launch": 6,
   "experiments": 7,

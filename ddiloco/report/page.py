@@ -68,16 +68,21 @@ def render(run: Run, accounting: Accounting, summary: dict[str, Any]) -> str:
     _head(run, summary),
     _tiles(summary),
     _warnings(summary["warnings"]),
-    *(_section(f"chart-{i}", *s[:2]) for i, s in enumerate(sections)),
+    *(section(f"chart-{i}", *s[:2]) for i, s in enumerate(sections)),
     _learners(summary["learners"]),
     _settings(run),
   ]
-  title = html.escape(f"{run.status}: run {run.run_id[:8]}")
+  return document(f"{run.status}: run {run.run_id[:8]}", body, figures)
+
+
+def document(title: str, body: list[str], figures: dict[str, Figure]) -> str:
+  """A whole page: escaped HTML, and a figure for each element of that id."""
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+    f"<title>{html.escape(title)}</title>\n"
+    f"<style>{_STYLE}</style>\n</head>\n<body>\n"
     f"<main>\n{''.join(body)}</main>\n"
     '<script type="application/json" id="figures">'
     f"{embedded_json(figures)}</script>\n"
@@ -156,7 +161,8 @@ def _traffic(run: Run) -> list[tuple[str, str, Figure]]:
   return [("Traffic", text, charts.bytes_by_round(*traffic(run)))]
 
 
-def _section(chart: str, title: str, text: str) -> str:
+def section(chart: str, title: str, text: str) -> str:
+  """A heading, a text and a figure's element."""
   return (
     f'<section><h2>{html.escape(title)}</h2><p class="small">'
     f'{html.escape(text)}</p><div id="{chart}"></div></section>\n'

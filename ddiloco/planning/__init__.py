@@ -1,0 +1,1 @@
+"""Models of what a run will be worth before anybody pays for it."""

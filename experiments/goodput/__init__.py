@@ -1,0 +1,1 @@
+"""The goodput model against Table 1 of the paper."""
