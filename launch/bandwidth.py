@@ -1,0 +1,84 @@
+"""How much bandwidth between sites keeps their chips busy.
+
+  python -m launch.bandwidth --table --output=t13.json       # as in Table 13
+  python -m launch.bandwidth --config=experiments/quickstart/config.py \
+    --step_s=1 --sites=8 --codec=int4 [--wan_gbps=2] [--latency_s=0.05]
+
+Of a config its model's real fragments are taken, with the codec of its answers.
+"""
+
+import json
+import os
+import pathlib
+
+from absl import flags
+
+from ddiloco.config import ConfigError
+from ddiloco.types import Exit
+from launch import command
+from launch import flags as common
+
+TABLE = flags.DEFINE_boolean("table", False, "The paper's 60 numbers.")
+STEP = flags.DEFINE_float("step_s", 1.0, "Compute of an inner step.")
+SITES = flags.DEFINE_integer("sites", 2, "In the ring.")
+CODEC = flags.DEFINE_string("codec", None, "Of answers, instead of codec.up.")
+WAN = flags.DEFINE_float("wan_gbps", None, "What utilisation it gives.")
+LATENCY = flags.DEFINE_float("latency_s", 0.0, "Of the slowest link.")
+LOSS = flags.DEFINE_float("loss", 0.0, "Share of what it sends again.")
+OUTPUT = flags.DEFINE_string("output", None, "JSON.")
+
+
+def main() -> int:
+  """Simulates, prints, and writes what is asked for."""
+  from ddiloco.planning import bandwidth_table
+
+  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  if TABLE.value:
+    found = {}
+    for name, setting, methods in (
+      ("rows", bandwidth_table.MATCHING, bandwidth_table.METHODS),
+      ("rows_as_stated", bandwidth_table.STATED, bandwidth_table.METHODS[1:]),
+    ):
+      found[name] = bandwidth_table.table(setting, methods)
+      p, h, tau, why = setting
+      print(f"P = {p}, H = {h}, tau = {tau}: {why}\n")
+      print(bandwidth_table.text(found[name]) + "\n")
+    print(
+      "In brackets: as printed. Data-parallel 99% is where the paper's search "
+      "ends, a bisection to 0.75 points; see needed_gbps for what it takes."
+    )
+  else:
+    try:
+      found = _of_config()
+    except ValueError as error:
+      raise ConfigError(str(error)) from error
+  command.write_output(OUTPUT.value, json.dumps(found, indent=1) + "\n")
+  return Exit.OK
+
+
+def _of_config() -> dict:
+  from ddiloco.planning import bandwidth_table
+  from ddiloco.planning.bandwidth import Link, utilisation
+
+  if common.CONFIG.value is None and not common.WORKDIR.value:
+    raise ConfigError("give --table, or name a model with --config.")
+  config = common.config(pathlib.Path(common.WORKDIR.value or ""))
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  from ddiloco.planning import config_traffic  # imports JAX
+
+  sent = config_traffic.traffic(config, SITES.value, CODEC.value)
+  link = Link(LATENCY.value, LOSS.value)
+  rows = bandwidth_table.of_traffic(sent, step_s=STEP.value, link=link)
+  print(bandwidth_table.text(rows))
+  found = {"rows": rows}
+  if WAN.value is not None:
+    options = {"step_s": STEP.value, "link": link}
+    shares = {n: utilisation(t, WAN.value, **options) for n, t in sent.items()}
+    for name, share in shares.items():
+      print(f"{name}: {share:.1%} at {WAN.value:g} Gbit/s")
+    found["utilisation_at_wan"] = shares
+  return found
+
+
+if __name__ == "__main__":
+  command.run(main)
