@@ -26,13 +26,15 @@ WAN = flags.DEFINE_float("wan_gbps", None, "What utilisation it gives.")
 LATENCY = flags.DEFINE_float("latency_s", 0.0, "Of the slowest link.")
 LOSS = flags.DEFINE_float("loss", 0.0, "Share of what it sends again.")
 OUTPUT = flags.DEFINE_string("output", None, "JSON.")
+PAGE = flags.DEFINE_string("page", None, "HTML with the curves.")
 
 
 def main() -> int:
   """Simulates, prints, and writes what is asked for."""
   from ddiloco.planning import bandwidth_table
 
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  for path in (OUTPUT.value, PAGE.value):
+    command.write_output(path, "")  # before the work, not after it
   if TABLE.value:
     found = {}
     for name, setting, methods in (
@@ -46,6 +48,14 @@ def main() -> int:
     print(
       "In brackets: as printed. Data-parallel 99% is where the paper's search "
       "ends, a bisection to 0.75 points; see needed_gbps for what it takes."
+    )
+    _draw(
+      {
+        method: bandwidth_table.traffic(method, 2, bandwidth_table.STATED)
+        for method in bandwidth_table.METHODS
+      },
+      1.0,
+      "5e9 parameters, steps of 1 s, 2 sites, P = H = 24, tau = 2",
     )
   else:
     try:
@@ -69,6 +79,8 @@ def _of_config() -> dict:
   sent = config_traffic.traffic(config, SITES.value, CODEC.value)
   link = Link(LATENCY.value, LOSS.value)
   rows = bandwidth_table.of_traffic(sent, step_s=STEP.value, link=link)
+  note = f"{SITES.value} sites, steps of {STEP.value:g} s"
+  _draw(sent, STEP.value, note, link=link)
   print(bandwidth_table.text(rows))
   found = {"rows": rows}
   if WAN.value is not None:
@@ -78,6 +90,14 @@ def _of_config() -> dict:
       print(f"{name}: {share:.1%} at {WAN.value:g} Gbit/s")
     found["utilisation_at_wan"] = shares
   return found
+
+
+def _draw(sent: dict, step_s: float, note: str, **options) -> None:
+  if PAGE.value is not None:
+    from ddiloco.planning import bandwidth_page
+
+    made = bandwidth_page.render(sent, step_s=step_s, note=note, **options)
+    command.write_output(PAGE.value, made)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,17 @@ def command():
 
 
 def test_the_table(command, tmp_path):
-  output = tmp_path / "t13.json"
-  result = command("bandwidth", "--table", f"--output={output}")
+  output, page = tmp_path / "t13.json", tmp_path / "t13.html"
+  result = command(
+    "bandwidth", "--table", f"--output={output}", f"--page={page}"
+  )
   assert result.code == 0, result.err
   found = json.loads(output.read_text())
   assert len(found["rows"]) == 60 and len(found["rows_as_stated"]) == 40
   keys = {"step_s", "sites", "method", "utilisation", "gbps", "printed"}
   assert keys <= found["rows"][0].keys()
   assert "P = 24, H = 24, tau = 2: as the text has it" in result.out
+  assert "decoupled_int4" in page.read_text()
 
 
 def test_a_configs_own_fragments(command, tmp_path):

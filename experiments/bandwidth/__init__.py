@@ -1,0 +1,1 @@
+"""The bandwidth model against Table 13 of the paper."""
