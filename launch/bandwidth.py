@@ -36,19 +36,8 @@ def main() -> int:
   for path in (OUTPUT.value, PAGE.value):
     command.write_output(path, "")  # before the work, not after it
   if TABLE.value:
-    found = {}
-    for name, setting, methods in (
-      ("rows", bandwidth_table.MATCHING, bandwidth_table.METHODS),
-      ("rows_as_stated", bandwidth_table.STATED, bandwidth_table.METHODS[1:]),
-    ):
-      found[name] = bandwidth_table.table(setting, methods)
-      p, h, tau, why = setting
-      print(f"P = {p}, H = {h}, tau = {tau}: {why}\n")
-      print(bandwidth_table.text(found[name]) + "\n")
-    print(
-      "In brackets: as printed. Data-parallel 99% is where the paper's search "
-      "ends, a bisection to 0.75 points; see needed_gbps for what it takes."
-    )
+    found, report = bandwidth_table.both()
+    print(report)
     _draw(
       {
         method: bandwidth_table.traffic(method, 2, bandwidth_table.STATED)
