@@ -22,7 +22,9 @@ TABLE = flags.DEFINE_boolean("table", False, "The paper's 60 numbers.")
 STEP = flags.DEFINE_float("step_s", 1.0, "Compute of an inner step.")
 SITES = flags.DEFINE_integer("sites", 2, "In the ring.")
 CODEC = flags.DEFINE_string("codec", None, "Of answers, instead of codec.up.")
-WAN = flags.DEFINE_float("wan_gbps", None, "What utilisation it gives.")
+WAN = flags.DEFINE_list(
+  "wan_gbps", None, "Of each link: the utilisation that the slowest gives."
+)
 LATENCY = flags.DEFINE_float("latency_s", 0.0, "Of the slowest link.")
 LOSS = flags.DEFINE_float("loss", 0.0, "Share of what it sends again.")
 OUTPUT = flags.DEFINE_string("output", None, "JSON.")
@@ -57,8 +59,9 @@ def main() -> int:
 
 def _of_config() -> dict:
   from ddiloco.planning import bandwidth_table
-  from ddiloco.planning.bandwidth import Link, utilisation
+  from ddiloco.planning.bandwidth import Link, slowest_gbps, utilisation
 
+  gbps = slowest_gbps(WAN.value or ())  # before the work
   if common.CONFIG.value is None and not common.WORKDIR.value:
     raise ConfigError("give --table, or name a model with --config.")
   config = common.config(pathlib.Path(common.WORKDIR.value or ""))
@@ -72,11 +75,11 @@ def _of_config() -> dict:
   _draw(sent, STEP.value, note, link=link)
   print(bandwidth_table.text(rows))
   found = {"rows": rows}
-  if WAN.value is not None:
+  if gbps is not None:
     options = {"step_s": STEP.value, "link": link}
-    shares = {n: utilisation(t, WAN.value, **options) for n, t in sent.items()}
+    shares = {n: utilisation(t, gbps, **options) for n, t in sent.items()}
     for name, share in shares.items():
-      print(f"{name}: {share:.1%} at {WAN.value:g} Gbit/s")
+      print(f"{name}: {share:.1%} at {gbps:g} Gbit/s")
     found["utilisation_at_wan"] = shares
   return found
 

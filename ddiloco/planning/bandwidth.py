@@ -70,6 +70,19 @@ class Traffic:
     return self.ring * sum(self.bits[p] for p in self.schedule.fragments(t))
 
 
+def slowest_gbps(links: Sequence[str]) -> float | None:
+  """A ring is as fast as its slowest link; None without any. `ValueError`."""
+  found = []
+  for text in links:
+    try:
+      found.append(float(text))
+    except ValueError:
+      found.append(math.nan)
+    if not 0 < found[-1] < math.inf:
+      raise ValueError(f"wan_gbps = {text!r}: a positive number for each link")
+  return min(found, default=None)
+
+
 def data_parallel(bits: float, sites: int) -> Traffic:
   """All gradients at every step."""
   return Traffic((bits,), Schedule(1, 1, 0), sites)

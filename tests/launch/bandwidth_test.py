@@ -37,7 +37,7 @@ def test_a_configs_own_fragments(command, tmp_path):
   ]
   gbps = {}
   for codec in ("f32", "int4"):
-    result = command("bandwidth", *flags, f"--codec={codec}", "--wan_gbps=1")
+    result = command("bandwidth", *flags, f"--codec={codec}", "--wan_gbps=9,1")
     assert result.code == 0, result.err
     found = json.loads(output.read_text())
     rows = {(row["method"], row["utilisation"]): row for row in found["rows"]}
@@ -55,6 +55,7 @@ def test_a_configs_own_fragments(command, tmp_path):
     (("--sites=1",), ["sites = 1", "at least 2"]),
     (("--step_s=-1",), ["step_s = -1"]),
     (("--loss=2",), ["loss = 2"]),
+    (("--wan_gbps=2,fast",), ["wan_gbps = 'fast'", "each link"]),
     (("--latency_s=100",), ["no bandwidth gives", "Raise the overlap"]),
   ],
 )
