@@ -64,6 +64,14 @@ def text(rows: Sequence[dict[str, Any]]) -> str:
   for kind in dict.fromkeys(map(name, rows)):
     cells = {row["chips"]: row for row in rows if name(row) == kind}
     lines.append(f"{kind:<26}" + "".join(_cell(cells[n]) for n in sizes))
+  widths = [
+    max((100 * row[f"{what}_ci95"] for row in rows), default=0.0)
+    for what in ("goodput", "uptime")
+    if None not in [row[f"{what}_ci95"] for row in rows]
+  ]
+  if widths:
+    goodput, uptime = widths
+    lines.append(f"95% intervals: +-{goodput:.2f} / +-{uptime:.2f} at most")
   return "\n".join(lines)
 
 

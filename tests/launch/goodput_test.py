@@ -42,6 +42,7 @@ def test_one_cluster_and_its_faults(command, tmp_path):
   )
   assert result.code == 0, result.err
   assert "4 decoupled learners" in result.out
+  assert "95% intervals: +-" in result.out
   script = faults.parse(path.read_text())
   assert len(script) > 50 and {f.what for f in script} == {"shrink"}
   faults.check(script, learners=4, stop_rounds=None, live=False)
