@@ -30,6 +30,7 @@ WALL_CLOCK = {
   "ddiloco/live/children.py": "dates the journal's lines",
   "ddiloco/live/evaluator.py": "dates evaluations",
   "ddiloco/live/workplace.py": "dates a life, in its tape's header",
+  "ddiloco/planning/failure_log.py": "reads the dates that a log states",
   "ddiloco/report/summary.py": "shows a date",
 }
 
