@@ -184,6 +184,7 @@ class _Operation:
 
   def __init__(self, exchange: TensorStoreExchange, name: str, key: str):
     self.tries = 0
+    self._cause = ""  # why the try before has failed
     self._exchange = exchange
     self._name = name
     self._key = key
@@ -256,7 +257,8 @@ class _Operation:
         # Giving up drops the future, which cancels what has not begun.
         return start(pair[durable]).result(timeout=left_s)
       except TimeoutError as error:
-        raise self._error("no reply") from error
+        before = f"; before that: {self._cause}" if self._cause else ""
+        raise self._error(f"no reply{before}") from error
       except store_errors.STORE_ERRORS as error:
         self._heal(str(error))
 
@@ -277,6 +279,7 @@ class _Operation:
 
   def _back_off(self, cause: str) -> None:
     """Waits before the next try; raises if there must be none."""
+    self._cause = cause
     ceiling_s = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2.0 ** min(self.tries, 9))
     # Jitter, or the actors that failed together would return together.
     delay_s = ceiling_s * self._exchange._jitter.uniform(0.5, 1.0)
