@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 
 from ddiloco.config import ConfigError
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 from ddiloco.types import Exit
 from launch import command
 from launch import flags as common
@@ -40,9 +40,7 @@ def main() -> int:
 
   params = loading.abstract_params(loading.load_program(config, None, ""))
   sync = config.sync
-  schedule = Schedule(
-    sync.num_fragments, sync.interval_steps, sync.overlap_steps
-  )
+  schedule = make_schedule(sync)
 
   def describe(strategy: str) -> dict[str, Any]:
     chosen = dataclasses.replace(sync, fragmentation=strategy)

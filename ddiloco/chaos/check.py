@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ddiloco.protocol import messages, wire
 from ddiloco.protocol.learner_types import Stop
 from ddiloco.protocol.messages import Commit
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import Schedule, make_schedule
 from ddiloco.protocol.syncer_types import Committed
 from ddiloco.report.tapes import Exchange
 from ddiloco.sim import history as history_lib
@@ -97,8 +97,7 @@ def _chain(history: History) -> tuple[list[Commit], list[Violation]]:
 
 def schedule_of(history: History) -> Schedule:
   """The rounds that a run has."""
-  sync = history.config.sync
-  return Schedule(sync.num_fragments, sync.interval_steps, sync.overlap_steps)
+  return make_schedule(history.config.sync)
 
 
 def check_rounds(

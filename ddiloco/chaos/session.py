@@ -15,7 +15,7 @@ from ddiloco.live.monitor import View
 from ddiloco.live.supervisor import Supervisor
 from ddiloco.protocol import keys, wire
 from ddiloco.protocol.messages import Commit
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 from ddiloco.sim.clock import stream
 from ddiloco.types import Exit, Status
 
@@ -54,10 +54,7 @@ class Session(Supervisor):
       workdir=stage.workdir,
       exchange=exchange,
     )
-    sync = config.sync
-    self._schedule = Schedule(
-      sync.num_fragments, sync.interval_steps, sync.overlap_steps
-    )
+    self._schedule = make_schedule(config.sync)
     self._progress = _Progress(config, self.children, stage.workdir)
     rng = stream(plan.seed, "chaos/processes")
     for child in self.children.values():

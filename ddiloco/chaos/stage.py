@@ -23,7 +23,7 @@ from ddiloco.live.children import Child, Journal, is_stopped
 from ddiloco.live.monitor import View
 from ddiloco.protocol import keys, messages, wire
 from ddiloco.protocol.messages import Commit, Lease, Member
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 
 AIM_S = 45.0  # to find a process in the middle of something
 BACK_S = 120.0  # for a process to be at work again, on a busy machine too
@@ -171,10 +171,8 @@ class Stage:
 
   def owns(self, child: Child, t: int | None) -> bool:
     """Whether a round is for a process, which merges, to commit."""
-    sync, shards = self.config.sync, self.config.syncer.shards
-    schedule = Schedule(
-      sync.num_fragments, sync.interval_steps, sync.overlap_steps
-    )
+    schedule = make_schedule(self.config.sync)
+    shards = self.config.syncer.shards
     own = self.merging().get(child.name)
     return t is not None and schedule.shard(t, shards) == own
 

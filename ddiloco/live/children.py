@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from ddiloco.live.log import logger
+from ddiloco.report.workdir import JOURNAL, merges
 
-JOURNAL = "launch.jsonl"
 PARENT_VARIABLE = "DDILOCO_PARENT_PID"
 _SLICE_S = 0.1  # of the duty cycle that slows a process down
 
@@ -76,7 +76,7 @@ class Child:
   @property
   def merges(self) -> bool:
     """Whether it is a syncer, at work or waiting for its turn."""
-    return self.name.partition(" ")[0] in ("syncer", "standby")
+    return merges(self.name)
 
   @property
   def running(self) -> bool:

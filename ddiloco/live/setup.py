@@ -22,7 +22,7 @@ from ddiloco.live.log import logger
 from ddiloco.live.workdir import exchange_url, open_exchange, store_options
 from ddiloco.protocol.messages import Commit
 from ddiloco.protocol.rules import Rules, make_rules
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import Schedule, make_schedule
 
 
 @dataclasses.dataclass
@@ -52,8 +52,7 @@ class Setup:
 
   def schedule(self) -> Schedule:
     """The schedule of rounds."""
-    sync = self.config.sync
-    return Schedule(sync.num_fragments, sync.interval_steps, sync.overlap_steps)
+    return make_schedule(self.config.sync)
 
   def rules(self, run_id: str) -> Rules:
     """The machines' rules."""

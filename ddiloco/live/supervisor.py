@@ -18,7 +18,7 @@ from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.faults import FaultRunner
 from ddiloco.live.monitor import Monitor
 from ddiloco.protocol.faults import Fault
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 from ddiloco.types import Exit, Status
 
 _TICK_S = 0.02
@@ -45,10 +45,7 @@ class Supervisor:
     self.children = {
       child.name: child for child in _roles(config, workdir, arguments)
     }
-    sync = config.sync
-    schedule = Schedule(
-      sync.num_fragments, sync.interval_steps, sync.overlap_steps
-    )
+    schedule = make_schedule(config.sync)
     self._monitor = Monitor(exchange, schedule, config.syncer.shards)
     self._progress = Progress(config, self.children, workdir)
     self._faults = self._make_faults(faults)

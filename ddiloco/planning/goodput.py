@@ -11,6 +11,7 @@ pause) in the same NumPy call.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -87,6 +88,16 @@ class Spans:
 
 
 @dataclasses.dataclass(frozen=True)
+class Outages:
+  """Every slice that was lost: when, and when it was to be had again."""
+
+  seed: np.ndarray
+  learner: np.ndarray
+  start_s: np.ndarray
+  end_s: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
   """What a cluster came to, for each seed."""
 
@@ -95,17 +106,7 @@ class Outcome:
   goodput: np.ndarray  # share of allocated slice time in useful steps
   uptime: np.ndarray  # share of time in which any learner stepped
   spans: Spans
-  outages: "Outages"
-
-
-@dataclasses.dataclass(frozen=True)
-class Outages:
-  """Every slice that was lost: when, and when it was to be had again."""
-
-  seed: np.ndarray
-  learner: np.ndarray
-  start_s: np.ndarray
-  end_s: np.ndarray
+  outages: Outages
 
 
 def simulate(
@@ -282,8 +283,6 @@ def _step_s(cluster: Cluster, seeds: Sequence[int]) -> np.ndarray:
 
 
 def _normal_quantile(u: np.ndarray) -> np.ndarray:
-  from statistics import NormalDist
-
   inverse = NormalDist().inv_cdf
   return np.array([inverse(min(max(x, 1e-300), 1 - 1e-16)) for x in u])
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ddiloco.config import CodecConfig, Config, codecs, seconds_to_ns
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import Schedule, make_schedule
 from ddiloco.protocol.shares import Share, make_shares, samples
 from ddiloco.types import Anchor, Apply, Wait
 
@@ -89,9 +89,7 @@ def make_rules(
     layout=layout,
     codec=codec_name(config),
     answer_bytes=answer_bytes,
-    schedule=Schedule(
-      sync.num_fragments, sync.interval_steps, sync.overlap_steps
-    ),
+    schedule=make_schedule(sync),
     quorum_min=config.quorum,
     grace=sync.grace,
     grace_margin_permille=round(sync.grace_margin * PERMILLE),

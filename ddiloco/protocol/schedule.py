@@ -8,6 +8,8 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
+from ddiloco.config import SyncConfig
+
 
 class _Residue(NamedTuple):
   """What all global steps t with the same t mod H have in common."""
@@ -100,6 +102,11 @@ class Schedule:
       rounds.append(t)
       t = self.next_round(t)
     return tuple(rounds)
+
+
+def make_schedule(sync: SyncConfig) -> Schedule:
+  """That of a config's `sync` group."""
+  return Schedule(sync.num_fragments, sync.interval_steps, sync.overlap_steps)
 
 
 def _residues(schedule: Schedule) -> tuple[_Residue, ...]:

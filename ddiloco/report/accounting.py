@@ -15,7 +15,7 @@ import numpy as np
 
 from ddiloco.config import seconds_to_ns
 from ddiloco.protocol.learner import DIVERGED
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 from ddiloco.report.lives import COMPLETED, LearnerLife
 from ddiloco.report.run import Run
 from ddiloco.report.workdir import Session
@@ -338,10 +338,8 @@ def _deaths_before_stepping(
 
 def _syncer_deaths(run: Run) -> list[Death]:
   deaths = []
-  sync, shards = run.config.sync, run.config.syncer.shards
-  schedule = Schedule(
-    sync.num_fragments, sync.interval_steps, sync.overlap_steps
-  )
+  schedule = make_schedule(run.config.sync)
+  shards = run.config.syncer.shards
   commits = sorted(
     (round_.committed_ns, schedule.shard(t, shards))
     for t, round_ in run.syncer.rounds.items()

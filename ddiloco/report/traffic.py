@@ -3,7 +3,7 @@
 import collections
 
 from ddiloco.protocol.retention import last_full
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import Schedule, make_schedule
 from ddiloco.report.lives import LearnerLife
 from ddiloco.report.run import Run
 
@@ -37,10 +37,7 @@ def _add_down(
   down: collections.Counter[int], run: Run, life: LearnerLife
 ) -> None:
   """What one life has read; who held the version before read a step alone."""
-  sync = run.config.sync
-  schedule = Schedule(
-    sync.num_fragments, sync.interval_steps, sync.overlap_steps
-  )
+  schedule = make_schedule(run.config.sync)
   held: dict[int, int] = {}
 
   def read(t: int, p: int, version: int) -> None:

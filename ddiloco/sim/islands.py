@@ -19,7 +19,7 @@ from typing import Any
 
 from ddiloco.protocol import wire
 from ddiloco.protocol.messages import Commit
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 from ddiloco.sim import history as history_lib
 from ddiloco.sim import script as script_lib
 from ddiloco.sim.history import BadTape, Difference, History, Life, Shape
@@ -90,10 +90,7 @@ def replay(
 
 
 def _count(history: History) -> int:
-  sync = history.config.sync
-  schedule = Schedule(
-    sync.num_fragments, sync.interval_steps, sync.overlap_steps
-  )
+  schedule = make_schedule(history.config.sync)
   rounds = range(history.start.round + 1, history.newest.round + 1)
   return sum(map(schedule.is_round, rounds))
 

@@ -40,7 +40,7 @@ from ddiloco.protocol import (
   tape,
 )
 from ddiloco.protocol.rules import make_rules
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import make_schedule
 from ddiloco.types import MILLISECOND_NS
 from tests.engine.memory import MemoryExchange, run_job
 from tests.engine.nodes import Learner, Node, Syncer
@@ -82,9 +82,7 @@ class Lockstep:
       block_size=codec.block_size,
       error_feedback=codec.error_feedback and codec.up != "f32",
     )
-    self.schedule = Schedule(
-      sync.num_fragments, sync.interval_steps, sync.overlap_steps
-    )
+    self.schedule = make_schedule(sync)
     self.rules = make_rules(
       config,
       run_id=RUN_ID,
