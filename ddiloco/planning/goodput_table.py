@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from ddiloco.planning.goodput import Cluster, Outcome, simulate
 
 # (learners, elastic): the first two are data-parallel training.
 ROWS = ((1, False), (1, True), (2, True), (4, True), (8, True), (16, True))
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
-_Z95 = 1.96
 
 
 def describe(outcome: Outcome) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def interval(values: np.ndarray) -> float | None:
   """Half the width of the 95% interval of a mean; None with one value."""
   if len(values) < 2:
     return None
-  return float(_Z95 * values.std(ddof=1) / np.sqrt(len(values)))
+  error = values.std(ddof=1) / np.sqrt(len(values))
+  return float(stats.t.ppf(0.975, len(values) - 1) * error)
 
 
 def table(

@@ -210,6 +210,9 @@ def test_the_distribution_of_returns():
 def test_a_row_has_its_interval():
   row = goodput_table.describe(simulate(SMALL, hours=1, seeds=range(3)))
   assert row["goodput_ci95"] is not None
+  # Student's t of 2 degrees of freedom, for values 1, 2 and 3.
+  width = goodput_table.interval(np.array([1.0, 2.0, 3.0]))
+  assert width == pytest.approx(4.3027 / np.sqrt(3), rel=1e-4)
   row = goodput_table.describe(simulate(SMALL, hours=1, seeds=[0]))
   assert (row["learners"], row["goodput_ci95"]) == (2, None)
 
