@@ -40,13 +40,15 @@ def learning_rate(config: InnerConfig, clock: jax.Array) -> jax.Array:
   first answers with zeros.
   """
   low = config.final_fraction
-  rise = low + (1.0 - low) * clock / max(config.warmup, 1)
+  # Floats, as tokens of a large run are more than an int32 holds.
+  warmup, decay = float(config.warmup), float(config.decay)
+  rise = low + (1.0 - low) * clock / max(warmup, 1.0)
   top = jnp.ones_like(clock)
   if config.schedule == "cosine":
-    span = max(config.decay - config.warmup, 1)
-    done = jnp.clip((clock - config.warmup) / span, 0.0, 1.0)
+    span = max(decay - warmup, 1.0)
+    done = jnp.clip((clock - warmup) / span, 0.0, 1.0)
     top = low + (1.0 - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
-  return config.learning_rate * jnp.where(clock < config.warmup, rise, top)
+  return config.learning_rate * jnp.where(clock < warmup, rise, top)
 
 
 def make_optimizer(
