@@ -198,12 +198,11 @@ def _scaled(grid: _Grid, options: Options, *, mean: bool = False) -> Coder:
 
   def encode(x: jax.Array, key: jax.Array | None) -> Payload:
     size, (blocks, width) = x.size, blocks_of(x.shape)
-    x = jnp.pad(x.reshape(-1), (0, blocks * width - size))
-    x = x.reshape(blocks, width)
+    x = _in_blocks(x, blocks, width)
     largest = _largest_magnitude(x)
     scale = largest * np.float32(1 / grid.top)
     if mean:
-      scale = _mean_magnitude(x, largest, size)
+      scale = _mean_magnitude(x, largest, size - (blocks - 1) * width)
     usable = (scale >= F32_TINY) & (largest <= F32_MAX)
     # To nearest, not up: with clipped codes the top value is off by no more
     # than half a step either way, and the steps are finer.
@@ -221,14 +220,17 @@ def _scaled(grid: _Grid, options: Options, *, mean: bool = False) -> Coder:
     scale = jnp.where(largest <= F32_MAX, scale, jnp.nan)
     codes = grid.to_codes(x, None if key is None else _uniform(key, x.shape))
     codes = jnp.where(usable, codes, 0).astype(jnp.int8)
-    return _pack(codes, bits), scale[:, 0].astype(_DTYPES[options.scale])
+    scale = scale.astype(_DTYPES[options.scale])
+    codes = _pack(codes, bits).reshape(blocks, width // per_byte)
+    return codes, scale.reshape(blocks)
 
   def decode(part: Payload, shape: Shape) -> jax.Array:
-    codes, scales = part
     blocks, width = blocks_of(shape)
-    codes = _unpack(codes, bits).reshape(blocks, width)
-    levels = grid.to_levels(codes).astype(jnp.float32)
-    x = levels * scales.astype(jnp.float32)[:, None]
+    where = _block_shape(shape, blocks, width)
+    codes = part[0].reshape(*where, width // per_byte)
+    codes = _unpack(codes, bits).reshape(*where, width)
+    scales = part[1].reshape(*where, 1).astype(jnp.float32)
+    x = grid.to_levels(codes).astype(jnp.float32) * scales
     return x.reshape(-1)[: math.prod(shape)].reshape(shape)
 
   def spec(shape: Shape) -> Specs:
@@ -242,25 +244,45 @@ def _scaled(grid: _Grid, options: Options, *, mean: bool = False) -> Coder:
   return Coder(encode, decode, spec)
 
 
+def _block_shape(shape: Shape, blocks: int, width: int) -> Shape:
+  """The blocks of a tensor, in their order, as an array of this shape.
+
+  Where blocks do not reach from one row into the next, they stay in the rows:
+  then a tensor split over chips is cut into blocks where it lies, and only
+  codes travel.
+  """
+  if blocks > 1 and shape[-1] % width == 0:
+    return (*shape[:-1], shape[-1] // width)
+  return (blocks,)
+
+
+def _in_blocks(x: jax.Array, blocks: int, width: int) -> jax.Array:
+  """A tensor's blocks along the last axis, the last one padded with zeros."""
+  where = _block_shape(x.shape, blocks, width)
+  if len(where) == 1:
+    x = jnp.pad(x.reshape(-1), (0, blocks * width - x.size))
+  return x.reshape(*where, width)
+
+
 def _pack(codes: jax.Array, bits: int) -> jax.Array:
-  """int8[n, width] -> [n, width * bits / 8]; codes keep their low bits."""
+  """int8[..., width] -> [..., width * bits / 8]; codes keep their low bits."""
   if bits == 8:
     return codes
-  piece = codes.shape[1] * bits // 8
+  piece = codes.shape[-1] * bits // 8
   packed = 0
   for k in range(8 // bits):
-    code = codes[:, k * piece : (k + 1) * piece] & (2**bits - 1)
+    code = codes[..., k * piece : (k + 1) * piece] & (2**bits - 1)
     packed = packed | (code << (k * bits))
   return packed.astype(jnp.uint8)
 
 
 def _unpack(packed: jax.Array, bits: int) -> jax.Array:
-  """The inverse of `_pack`, as [n, codes in a byte, bytes]; signed."""
+  """The inverse of `_pack`, as [..., codes in a byte, bytes]; signed."""
   if bits == 8:
     return packed
   signed, per_byte = packed.astype(jnp.int8), 8 // bits
   pieces = [signed << (8 - (k + 1) * bits) for k in range(per_byte)]
-  return jnp.stack(pieces, axis=1) >> (8 - bits)
+  return jnp.stack(pieces, axis=-2) >> (8 - bits)
 
 
 # --- The largest values -----------------------------------------------------
@@ -319,7 +341,7 @@ def _place_dtype(width: int) -> np.dtype:
 
 
 def _largest_magnitude(x: jax.Array) -> jax.Array:
-  """Of each row [n, width] -> [n, 1]; infinity for a NaN.
+  """Of each block [..., width] -> [..., 1]; infinity for a NaN.
 
   As an infinity, a NaN survives any maximum, also one between devices. Rows
   are halved first because XLA would write all magnitudes to memory to reduce
@@ -327,32 +349,33 @@ def _largest_magnitude(x: jax.Array) -> jax.Array:
   """
   x = jnp.abs(x)
   x = jnp.where(x <= F32_MAX, x, jnp.inf)
-  while x.shape[1] > 8 and x.shape[1] % 2 == 0:
-    half = x.shape[1] // 2
-    x = jnp.maximum(x[:, :half], x[:, half:])
-  return jnp.max(x, axis=1, keepdims=True)
+  while x.shape[-1] > 8 and x.shape[-1] % 2 == 0:
+    half = x.shape[-1] // 2
+    x = jnp.maximum(x[..., :half], x[..., half:])
+  return jnp.max(x, axis=-1, keepdims=True)
 
 
-def _mean_magnitude(x: jax.Array, largest: jax.Array, size: int) -> jax.Array:
-  """Of each row [n, width] -> [n, 1]; the last row is padded beyond `size`.
+def _mean_magnitude(x: jax.Array, largest: jax.Array, last: int) -> jax.Array:
+  """Of each block [..., width] -> [..., 1]; the last one has `last` values.
 
   Summed by halves, so in one order whatever the sharding, and in units of the
   power of two below the largest, so that neither end leaves the range of f32.
   """
-  blocks, width = x.shape
+  width = x.shape[-1]
   bits = jax.lax.bitcast_convert_type(largest, jnp.uint32)
   exponent = bits & np.uint32(255 << 23)
   inverse = jnp.maximum(np.uint32(254 << 23) - exponent, np.uint32(1 << 23))
   inverse = jax.lax.bitcast_convert_type(inverse, jnp.float32)
   total = jnp.abs(flushed(x)) * inverse
-  while total.shape[1] > 1:
-    odd = total.shape[1] % 2
-    total = jnp.pad(total, ((0, 0), (0, odd)))
-    half = total.shape[1] // 2
-    total = total[:, :half] + total[:, half:]
+  while total.shape[-1] > 1:
+    odd = total.shape[-1] % 2
+    total = jnp.pad(total, ((0, 0),) * (total.ndim - 1) + ((0, odd),))
+    half = total.shape[-1] // 2
+    total = total[..., :half] + total[..., half:]
+  if last == width:
+    return total / width / inverse
   row = jax.lax.broadcasted_iota(jnp.int32, total.shape, 0)
-  last = size - (blocks - 1) * width
-  return total / jnp.where(row == blocks - 1, last, width) / inverse
+  return total / jnp.where(row == total.shape[0] - 1, last, width) / inverse
 
 
 def flushed(x: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 
 from ddiloco.algo.codecs import Codec, Residual
 from ddiloco.algo.coders import Array, Payload, flushed
+from ddiloco.algo.rows import by_rows
 
 Params = tuple[Array, ...]  # f32 tensors of one fragment.
 
@@ -42,7 +43,8 @@ def step_adder(
   @functools.partial(jax.jit, out_shardings=shardings)
   def add(params, payload):
     shapes = tuple(x.shape for x in params)
-    pairs = zip(params, codec.decode(payload, shapes), strict=True)
+    steps = by_rows(codec.decode(payload, shapes), shardings)
+    pairs = zip(params, steps, strict=True)
     return tuple(flushed(flushed(x) + flushed(y)) for x, y in pairs)
 
   return add

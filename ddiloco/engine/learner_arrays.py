@@ -15,6 +15,7 @@ import optax
 
 from ddiloco.algo import codecs
 from ddiloco.algo.downlink import step_adder
+from ddiloco.algo.rows import by_rows
 from ddiloco.config import Config
 from ddiloco.engine.downlink import Held, make_downlink
 from ddiloco.engine.learner_bytes import (
@@ -67,8 +68,8 @@ class LearnerArrays:
       where = self._pieces.shardings[p]
       self._anchors.append(self._pieces.copy(p, leaves))
       residual = codec.init(layout.shapes(p))
-      self._encoders.append(_encoder(codec, where, bool(residual)))
-      self._blenders.append(_blender(config.sync.blend, where))
+      self._encoders.append(encoder(codec, where, bool(residual)))
+      self._blenders.append(blender(config.sync.blend, where))
       self._eager_steps.append(outer and _eager_step(outer, where))
       self._residuals.append(
         tuple(map(jax.device_put, residual, where[: len(residual)]))
@@ -328,7 +329,7 @@ def travelling(config: Config, program: Any, state: Any) -> StateBytes:
 
 
 @functools.cache
-def _encoder(
+def encoder(
   codec: codecs.Codec, shardings: tuple[Any, ...], has_residual: bool
 ) -> Callable[..., Any]:
   """Jitted: (residual, anchors, params, words) -> payload, residual, norms.
@@ -342,6 +343,9 @@ def _encoder(
   def encode(residual, anchors, params, words):
     gradient = tuple(a - p for a, p in zip(anchors, params, strict=True))
     norms = jnp.stack([codecs.polar(g)[1] for g in gradient])
+    if residual:
+      residual = by_rows(residual, shardings)
+    gradient = by_rows(gradient, shardings)
     payload, residual = codec.encode(residual, gradient, words)
     return payload, residual, norms
 
@@ -349,7 +353,7 @@ def _encoder(
 
 
 @functools.cache
-def _blender(
+def blender(
   alpha: float, shardings: tuple[Any, ...]
 ) -> Callable[[Leaves, Leaves], Leaves] | None:
   """Jitted: alpha own + (1 - alpha) global; None where alpha is 0."""
