@@ -53,6 +53,8 @@ setuptools.setup(
     # Brings datasets and scikit-learn (0.4 GB), but neither torch nor models.
     "lm_eval": ["lm_eval>=0.4.13"],
     "safetensors": ["safetensors>=0.8.0"],
+    # The compiler of launch.compile, and what runs on TPUs (0.7 GB).
+    "tpu": ["jax[tpu]>=0.10.2"],
     # Exact, because the questions decide every result.
     "vqa": ["easy-vqa==1.0", "pillow>=13.0.0"],
     "test": [

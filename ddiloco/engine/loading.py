@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,13 +54,24 @@ def lay_out(config: Config, params: Any) -> Layout:
     ) from error
 
 
-def load_program(config: Config, learner: int | None, cache_dir: str) -> Any:
-  """Builds `config.program`; raises `ConfigError` if there is none such."""
+def load_program(
+  config: Config, learner: int | None, cache_dir: str, **options: Any
+) -> Any:
+  """Builds `config.program`; raises `ConfigError` if there is none such.
+
+  `options` are for build functions that know them (`takes_devices`).
+  """
   build = _load_function("program", config.program)
-  program = build(config, learner, cache_dir=cache_dir)
+  program = build(config, learner, cache_dir=cache_dir, **options)
   if config.inner.on_overwrite != "keep":
     _require_hook(config, program)
   return program
+
+
+def takes_devices(config: Config) -> bool:
+  """Whether `config.program` can be built for devices of one's choice."""
+  build = _load_function("program", config.program)
+  return "devices" in inspect.signature(build).parameters
 
 
 def _require_hook(config: Config, program: Any) -> None:

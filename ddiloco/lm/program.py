@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from ddiloco.algo.fragments import Piece
@@ -17,7 +18,7 @@ from ddiloco.config import (
   island_mesh,
   learner_value,
 )
-from ddiloco.lm import export, partition
+from ddiloco.lm import export, flops, partition
 from ddiloco.lm.data import Batch, SampleReader
 from ddiloco.lm.optimizer import overwrite_scale, scale_moments
 from ddiloco.lm.text import TextData
@@ -52,13 +53,18 @@ def build(
       f"are emulated with XLA_FLAGS=--xla_force_host_platform_device_count="
       f"{needed}."
     )
-  mesh = jax.make_mesh(
-    shape,
-    ("data", "fsdp", "tensor", "expert")[: len(shape)],
-    axis_types=(AxisType.Auto,) * len(shape),
-    devices=devices[:needed],
+  return LanguageModel(
+    config, learner, _make_mesh(shape, devices[:needed]), cache_dir
   )
-  return LanguageModel(config, learner, mesh, cache_dir)
+
+
+def _make_mesh(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> Mesh:
+  # An axis that fills no whole sides of a torus may take a part of one.
+  placed = mesh_utils.create_device_mesh(
+    shape, devices, allow_split_physical_axes=True
+  )
+  names = ("data", "fsdp", "tensor", "expert")[: len(shape)]
+  return Mesh(placed, names, axis_types=(AxisType.Auto,) * len(shape))
 
 
 class LanguageModel:
@@ -102,6 +108,10 @@ class LanguageModel:
     """What `params` returns, as `jax.ShapeDtypeStruct`s with shardings."""
     return self._trainer.abstract.params
 
+  def abstract_state(self) -> State:
+    """What `init` returns, likewise."""
+    return self._trainer.abstract
+
   def params(self, state: State) -> dict[str, Any]:
     """Nested dicts of f32 arrays."""
     return state.params
@@ -140,10 +150,7 @@ class LanguageModel:
     return self._trainer.step(state, placed, now)
 
   def lower(self) -> jax.stages.Lowered:
-    """The train step before compilation, of a model that need not exist.
-
-    `lower().compile().memory_analysis()` says whether it will fit.
-    """
+    """The train step before compilation, of a model that need not exist."""
     rows, length = self.samples_per_step, self._config.data.sequence_length
     batch = Batch(
       tokens=jax.ShapeDtypeStruct((rows, length + 1), np.int32),
@@ -156,6 +163,10 @@ class LanguageModel:
       )
     clock = jax.ShapeDtypeStruct((), np.float32)
     return self._trainer.step.lower(self._trainer.abstract, batch, clock)
+
+  def flops_per_sample(self) -> flops.Flops:
+    """What an inner step computes of each sample."""
+    return flops.per_sequence(self._config)
 
   def evaluate(self, params: dict[str, Any]) -> dict[str, float]:
     """Held-out "loss" in nats per byte, "bits_per_byte" and what else there is.

@@ -1,0 +1,79 @@
+"""The largest batch of an island that its chips' memory has room for."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+_TRIES = 7
+_BEYOND = 1.25  # of what a line through small batches says
+_CLOSE = 0.02  # of the largest found: closer than this nobody need look
+
+
+class Tried(NamedTuple):
+  """What became of a batch."""
+
+  fits: bool
+  needed_bytes: float
+  usable_bytes: float | None = None  # if that was told
+
+
+class Found(NamedTuple):
+  """What was tried."""
+
+  batch: int  # the largest that fits; 0: none does
+  refused: int | None  # the smallest found that does not
+
+
+def largest_batch(
+  attempt: Callable[[int], Tried],
+  *,
+  unit: int,
+  batch: int,
+  first: Tried,
+  fixed_bytes: float,
+  limit_bytes: float,
+) -> Found:
+  """Searches along the line that memory follows, and proves its ends.
+
+  Args:
+    attempt: tries a batch.
+    unit: batches are multiples of it.
+    batch: one that was tried.
+    first: what became of it.
+    fixed_bytes: what even an empty batch would need.
+    limit_bytes: about what there is, until an attempt tells.
+  """
+  points = {0: fixed_bytes, batch // unit: first.needed_bytes}
+  low, high = (batch // unit, None) if first.fits else (0, batch // unit)
+  limit_bytes = first.usable_bytes or limit_bytes
+  halve = False
+  for _ in range(_TRIES):
+    width = None if high is None else high - low
+    if width is not None and width <= max(1, _CLOSE * low):
+      break
+    guess = (
+      low + width // 2 if halve else _guess(points, low, high, limit_bytes)
+    )
+    guess = max(guess, low + 1)
+    if high is not None:
+      guess = min(guess, high - 1)
+    tried = attempt(guess * unit)
+    points[guess] = tried.needed_bytes
+    limit_bytes = tried.usable_bytes or limit_bytes
+    low, high = (guess, high) if tried.fits else (low, guess)
+    # Where memory follows no line, one end would creep.
+    halve = width is not None and high - low > width / 2
+  return Found(low * unit, None if high is None else high * unit)
+
+
+def _guess(
+  points: dict[int, float], low: int, high: int | None, limit_bytes: float
+) -> int:
+  """Where the line through the batches next to the limit reaches it."""
+  if high is None:
+    k0, k1 = sorted(points)[-2:]
+  else:
+    k0, k1 = low, high
+  slope = max((points[k1] - points[k0]) / (k1 - k0), 1.0)
+  guess = k0 + (limit_bytes - points[k0]) / slope
+  # A batch that does not fit is refused at once; one that does takes long.
+  return int(guess if high is not None else _BEYOND * guess)

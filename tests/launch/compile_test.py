@@ -1,0 +1,71 @@
+"""launch.compile: what is refused before anything is compiled."""
+
+import json
+
+import pytest
+
+from ddiloco.planning import aot
+from tests.launch.commands import assert_user_error, server
+from tests.live import processes
+
+
+@pytest.fixture(scope="module")
+def command():
+  with server() as run:
+    yield run
+
+
+def flags(*more):
+  return (
+    f"--config={processes.CONFIG}",
+    f"--config.data.path={processes.text()}",
+    *more,
+  )
+
+
+@pytest.mark.parametrize(
+  "given, words",
+  [
+    (flags(), ["--topology is missing", "v5p:4x4x4"]),
+    (("--topology=v5p:4x4x4",), ["--workdir", "--config"]),
+    (flags("--topology=v9:2x2"), ["'v9'", "v5e, v5p, v6e"]),
+    (flags("--topology=v5p:5x5x5"), ["no such slice of v5p"]),
+    (flags("--topology=v5p:8x8"), ["2 dimensions", "have 3"]),
+    (
+      flags("--topology=v5e:2x2", "--config.learners.mesh=(3,-1,1)"),
+      ["learners.mesh", "does not fit"],
+    ),
+    (
+      flags("--topology=v5e:2x4", "--config.learners.batch_size=(6,)"),
+      ["learners.batch_size = 6", "8 ways", "multiple of 8"],
+    ),
+    (
+      flags("--topology=v5e:2x2", "--output=/nowhere/at/all.json"),
+      ["--output=/nowhere/at/all.json", "cannot be written"],
+    ),
+  ],
+)
+def test_bad_input_is_refused(command, given, words):
+  assert_user_error(command("compile", *given), *words)
+
+
+@pytest.mark.skipif(aot.available(), reason="libtpu is installed")
+def test_without_the_compiler(command):
+  result = command("compile", *flags("--topology=v5e:2x2"))
+  assert_user_error(result, "pip install '.[tpu]'", "no TPU is needed")
+
+
+@pytest.mark.skipif(not aot.available(), reason=f"no libtpu: {aot.INSTALL}")
+def test_a_small_model_for_a_slice(command, tmp_path):
+  output = tmp_path / "compile.json"
+  result = command(
+    "compile",
+    *flags("--topology=v5e:2x2", "--config.learners.batch_size=(4,)"),
+    "--nolargest_batch",
+    f"--output={output}",
+  )
+  assert result.code == 0, result.err
+  made = json.loads(output.read_text())
+  assert (made["chips"], made["memory"]["fits"]) == (4, True)
+  for words in ("fits: ", "no step shorter", "exchange", "moved by a chip"):
+    assert words in result.out
