@@ -59,7 +59,7 @@ def load_program(
 ) -> Any:
   """Builds `config.program`; raises `ConfigError` if there is none such.
 
-  `options` are for build functions that know them (`takes_devices`).
+  `options` are for build functions that know them (see `takes`).
   """
   build = _load_function("program", config.program)
   program = build(config, learner, cache_dir=cache_dir, **options)
@@ -68,10 +68,10 @@ def load_program(
   return program
 
 
-def takes_devices(config: Config) -> bool:
-  """Whether `config.program` can be built for devices of one's choice."""
+def takes(config: Config, option: str) -> bool:
+  """Whether the build function of `config.program` has this argument."""
   build = _load_function("program", config.program)
-  return "devices" in inspect.signature(build).parameters
+  return option in inspect.signature(build).parameters
 
 
 def _require_hook(config: Config, program: Any) -> None:

@@ -147,7 +147,8 @@ class Program(Protocol):
   the moments of an inner optimizer can follow `inner.on_overwrite`.
   `launch.compile` needs `lower()`, the jitted step lowered for shapes alone,
   and `flops_per_sample()`, what it computes (see `ddiloco.lm.flops.Flops`);
-  and a build function with the argument `devices`.
+  and a build function with the argument `devices`. `launch.plan` finds more
+  with one that has the argument `abstract`: a program without any device.
   """
 
   samples_per_step: int  # what `batch` is asked for, by this learner

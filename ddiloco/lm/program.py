@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from ddiloco.algo.fragments import Piece
 from ddiloco.config import (
@@ -28,6 +28,7 @@ from ddiloco.lm.vision import CHANNELS
 from ddiloco.lm.vqa import VqaData
 
 _logger = logging.getLogger("ddiloco")
+_AXES = ("data", "fsdp", "tensor", "expert")
 
 
 def build(
@@ -35,15 +36,19 @@ def build(
   learner: int | None,
   *,
   devices: Sequence[jax.Device] | None = None,
+  abstract: bool = False,
   cache_dir: str | None = None,
 ) -> "LanguageModel":
   """The program of one learner, or (None) of the syncer or an evaluator.
 
   A learner takes the first of `devices` (default: all) that its island needs,
-  the others take one. Text is opened when it is first needed, and what is made
-  from it is kept under `cache_dir`. Raises `ConfigError`.
+  the others take one. An `abstract` one has none: it can tell shapes and
+  shardings alone. Text is opened when it is first needed, and what is made from
+  it is kept under `cache_dir`. Raises `ConfigError`.
   """
   shape = (1, 1, 1) if learner is None else island_mesh(config, learner)
+  if abstract:
+    return LanguageModel(config, learner, _abstract_mesh(shape), cache_dir)
   needed = math.prod(shape)
   devices = list(jax.devices() if devices is None else devices)
   if len(devices) < needed:
@@ -63,15 +68,26 @@ def _make_mesh(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> Mesh:
   placed = mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
-  names = ("data", "fsdp", "tensor", "expert")[: len(shape)]
-  return Mesh(placed, names, axis_types=(AxisType.Auto,) * len(shape))
+  return Mesh(placed, _AXES[: len(shape)], axis_types=_auto(shape))
+
+
+def _abstract_mesh(shape: tuple[int, ...]) -> AbstractMesh:
+  return AbstractMesh(shape, _AXES[: len(shape)], axis_types=_auto(shape))
+
+
+def _auto(shape: tuple[int, ...]) -> tuple[AxisType, ...]:
+  return (AxisType.Auto,) * len(shape)
 
 
 class LanguageModel:
   """A decoder, its data shard and its train step, on one mesh."""
 
   def __init__(
-    self, config: Config, learner: int | None, mesh: Mesh, cache_dir: str | None
+    self,
+    config: Config,
+    learner: int | None,
+    mesh: Mesh | AbstractMesh,
+    cache_dir: str | None,
   ):
     self.mesh = mesh
     self._config, self._learner = config, learner

@@ -78,7 +78,7 @@ def study(
 
 def _program(config: Config, devices: Any) -> Any:
   program = None
-  if loading.takes_devices(config):
+  if loading.takes(config, "devices"):
     program = loading.load_program(config, 0, "", devices=devices)
   for name in ("lower", "flops_per_sample", "abstract_params"):
     if not hasattr(program, name):
@@ -99,7 +99,7 @@ def _head(config: Config, of: Slice, program: Any) -> dict[str, Any]:
     "chips": of.chips,
     "mesh": island_mesh(config, 0),
     "parameters": sum(leaf.size for leaf in leaves),
-    "state_bytes": _state_bytes(program),
+    "state_bytes": state_bytes(program),
     "batch": batch,
     "tokens_per_step": batch * config.data.sequence_length,
   }
@@ -237,13 +237,13 @@ def _largest(
     first=refused(step)
     if isinstance(step, DoesNotFit)
     else Tried(True, step.peak_bytes),
-    fixed_bytes=_state_bytes(program),
+    fixed_bytes=state_bytes(program),
     limit_bytes=limit,
   )
   return {"batch": found.batch, "refused": found.refused}
 
 
-def _state_bytes(program: Any) -> int:
+def state_bytes(program: Any) -> int:
   """Of a chip's share of the training state, or of the parameters alone."""
   tree = getattr(program, "abstract_state", program.abstract_params)()
   return sum(
