@@ -31,6 +31,7 @@ COMPILE = flags.DEFINE_boolean(
 )
 WAN = flags.DEFINE_float("wan_gbps", None, "Gbit/s of each island's link.")
 LATENCY = flags.DEFINE_float("latency_s", None, "To the exchange, one way.")
+NEAR = flags.DEFINE_float("syncer_latency_s", None, "From the syncer to it.")
 MFU = flags.DEFINE_float("mfu", None, "Share of peak in model operations.")
 CORES = flags.DEFINE_float("syncer_cores", None, "That merge.")
 MTBI = flags.DEFINE_float("mtbi_years", None, "Between a chip's interruptions.")
@@ -63,6 +64,7 @@ def main() -> int:
   given = {
     "wan_gbps": WAN.value,
     "latency_s": LATENCY.value,
+    "syncer_latency_s": NEAR.value,
     "mfu": MFU.value,
     "syncer_cores": CORES.value,
     "mtbi_years": MTBI.value,

@@ -173,12 +173,25 @@ def _interval(choose: Choose, measure: Measure, assumed: Assumptions) -> None:
       break
     why = f"{why} even so: give them more bandwidth"
   choose("sync.interval_steps", interval, why)
-  try:
-    choose("sync.num_fragments", interval, "one at every step, as the paper's")
-    measure()
-  except ConfigError:  # there are not so many tensors
-    choose(
-      "sync.num_fragments", _INTERVALS[0], "as many as there are tensors for"
+  _how_many(choose, measure, interval)
+
+
+def _how_many(choose: Choose, measure: Measure, interval: int) -> None:
+  """One fragment at every step, or as many as the syncer keeps up with."""
+  fragments, why = interval, "one at every step, as the paper's"
+  while True:
+    choose("sync.num_fragments", fragments, why)
+    try:
+      made = measure()
+    except ConfigError:  # there are not so many tensors
+      fragments, why = fragments // 2, "there are not tensors for more"
+      continue
+    if made.serial_s <= made.between_s or fragments < 2:
+      return
+    fragments = fragments // 2
+    why = (
+      f"a syncer takes {made.serial_s:.2g} s for a round, so one at every step "
+      f"of {made.between_s:.2g} s is too much"
     )
 
 
@@ -271,6 +284,12 @@ def _rounds(
       f"the exchange needs {made.mean_gbps:.3g} Gbit/s on average and links "
       f"have {assumed.wan_gbps:.3g}: rounds fall ever further behind. Raise "
       "sync.interval_steps, or use lighter codecs"
+    )
+  if made.serial_s > made.between_s:
+    found.append(
+      f"a syncer takes {made.serial_s:.3g} s for a round and one is due every "
+      f"{made.between_s:.3g} s: rounds fall behind, and H is longer than it "
+      "says. Use fewer fragments (sync.num_fragments), or syncer.shards"
     )
   if made.slack_s <= 0 and sync.wait is not Wait.EXACT:
     found.append(

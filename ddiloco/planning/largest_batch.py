@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _TRIES = 7
-_BEYOND = 1.25  # of what a line through small batches says
+_BEYOND = 3.0  # times what a line through small batches says
+_ABOVE = 1.1
 _CLOSE = 0.02  # of the largest found: closer than this nobody need look
 
 
@@ -68,12 +69,22 @@ def largest_batch(
 def _guess(
   points: dict[int, float], low: int, high: int | None, limit_bytes: float
 ) -> int:
-  """Where the line through the batches next to the limit reaches it."""
+  """Where memory reaches the limit, by a line.
+
+  A batch that does not fit is refused within seconds, one that does takes as
+  long as a compilation: so the limit is approached from above.
+  """
   if high is None:
     k0, k1 = sorted(points)[-2:]
-  else:
-    k0, k1 = low, high
+    return int(_BEYOND * _reaches(points, k0, k1, limit_bytes))
+  refused = sorted(k for k in points if k >= high)
+  if len(refused) > 1:
+    return int(_reaches(points, *refused[:2], limit_bytes))
+  return int(_ABOVE * _reaches(points, low, high, limit_bytes))
+
+
+def _reaches(
+  points: dict[int, float], k0: int, k1: int, limit_bytes: float
+) -> float:
   slope = max((points[k1] - points[k0]) / (k1 - k0), 1.0)
-  guess = k0 + (limit_bytes - points[k0]) / slope
-  # A batch that does not fit is refused at once; one that does takes long.
-  return int(guess if high is not None else _BEYOND * guess)
+  return k0 + (limit_bytes - points[k0]) / slope

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +22,13 @@ _HOURS = 24 * 90  # of failures: an island of 64 chips fails every few days
 _SEEDS = range(10)
 # Values of answers that a core of a Xeon merges a second, by RDA (BUILD_NOTES).
 MERGED_PER_CORE_S = 5e7
+# Of a round, one after the other: an answer is put, its commit looked for, a
+# version fetched; the syncer finds and reads answers, puts tape, state and
+# commit. Simulated, grace ends where the sum is 13 to 20, and rounds follow
+# each other by 14 of the syncer's (tests/planning/plan_against_simulation).
+_ISLAND_LATENCIES = 5
+_SYNCER_LATENCIES = 11
+_SYNCER_LATENCIES_SERIAL = 14
 _TOTAL_WITHIN = 1.5  # of the config's, for batches that fit the meshes
 _ADAMW_BYTES = 12  # parameters and two moments, in f32
 
@@ -33,6 +39,7 @@ class Assumptions:
 
   wan_gbps: float  # of each island's link to the exchange
   latency_s: float = 0.05  # from an island to the exchange, one way
+  syncer_latency_s: float = 0.002  # from the syncer, likewise
   mfu: float = 0.4  # share of published peak that model operations reach
   syncer_cores: float = 64
   mtbi_years: float = 1.0  # of a chip
@@ -43,7 +50,7 @@ class Assumptions:
     for name in ("wan_gbps", "syncer_cores", "mtbi_years"):
       if not 0 < getattr(self, name) < math.inf:
         raise ValueError(f"{name} = {getattr(self, name)}: must be positive")
-    for name in ("latency_s", "restart_s"):
+    for name in ("latency_s", "syncer_latency_s", "restart_s"):
       if not 0 <= getattr(self, name) < math.inf:
         raise ValueError(
           f"{name} = {getattr(self, name)}: must not be negative"
@@ -84,8 +91,10 @@ class Exchange(NamedTuple):
   send_s: float
   merge_s: float
   fetch_s: float
-  latency_s: float  # both ways
+  latency_s: float  # of all operations of a round
   usual_s: float  # of a round with a middling fragment
+  serial_s: float  # of it, before the syncer can commit another one
+  between_s: float  # rounds, at the pace of the fastest island
   mean_gbps: float  # of an island's busier direction, all steps together
   slack_s: float  # what tau steps leave, in a round with the largest
   grace_s: float
@@ -232,9 +241,13 @@ def exchange(
       rounds.append(
         (sent / rate + merge_s + fetched / rate, sent, fetched, merge_s)
       )
-  usual_s = statistics.median_low(r[0] for r in rounds) + 2 * assumed.latency_s
-  _, sent, fetched, merge_s = max(rounds)
-  round_s = max(rounds)[0] + 2 * assumed.latency_s
+  latency_s = (
+    _ISLAND_LATENCIES * assumed.latency_s
+    + _SYNCER_LATENCIES * assumed.syncer_latency_s
+  )
+  usual = sorted(rounds)[(len(rounds) - 1) // 2]
+  longest_s, sent, fetched, merge_s = max(rounds)
+  round_s = longest_s + latency_s
   slack_s = config.sync.overlap_steps * step_s - round_s
   grace_s = min(max(config.sync.grace_margin * slack_s, 0.0), step_s)
   return Exchange(
@@ -243,8 +256,10 @@ def exchange(
     send_s=sent / rate,
     merge_s=merge_s,
     fetch_s=fetched / rate,
-    latency_s=2 * assumed.latency_s,
-    usual_s=usual_s,
+    latency_s=latency_s,
+    usual_s=usual[0] + latency_s,
+    serial_s=usual[3] + _SYNCER_LATENCIES_SERIAL * assumed.syncer_latency_s,
+    between_s=schedule.interval * step_s / len(rounds),
     mean_gbps=max(sum(up), sum(down))
     * _BITS
     / 1e9

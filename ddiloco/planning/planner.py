@@ -123,7 +123,8 @@ def _assumptions(assumed: Assumptions, compiling: bool) -> list[str]:
   return [
     speed,
     f"links of {assumed.wan_gbps:g} Gbit/s and {1e3 * assumed.latency_s:g} ms "
-    "to the exchange (--wan_gbps, --latency_s)",
+    f"from islands to the exchange, {1e3 * assumed.syncer_latency_s:g} ms from "
+    "the syncer (--wan_gbps, --latency_s, --syncer_latency_s)",
     f"each of {assumed.syncer_cores:g} cores of the syncer merges "
     f"{count(plan.MERGED_PER_CORE_S)} values of answers a second, as was "
     "measured on two (--syncer_cores)",

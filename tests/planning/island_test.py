@@ -47,7 +47,7 @@ def emulated_fixture(monkeypatch):
     needed = int(lowered.cost_analysis()["bytes accessed"])
     if needed > limit[0]:
       raise DoesNotFit(needed, limit[0])
-    if quickly:
+    if quickly and limit[0] < float("inf"):  # a search
       return aot.Compiled(0, needed, needed, 0, hlo.Traffic(0, ()))
     return real(lowered)._replace(peak_bytes=needed)
 

@@ -62,7 +62,7 @@ def test_finds_where_memory_ends(fixed, slope, floor, unit, first, about):
 def test_a_line_is_found_at_once():
   found, tried = search(lambda batch: batch * GIB, 100 * GIB, unit=1, first=4)
   # First well beyond, which is refused at once.
-  assert (found, tried) == (Found(100, 101), [125, 100, 101])
+  assert (found, tried) == (Found(100, 101), [300, 110, 100, 101])
 
 
 def test_memory_that_follows_no_line():

@@ -87,7 +87,9 @@ def test_a_round_is_what_its_fragments_take(model, fragments, interval):
   config = large(sync=sync, codec={"up": "int4", "down": "none"})
   layout = loading.lay_out(config, model.params)
   model = model._replace(layout=layout)
-  assumed = Assumptions(wan_gbps=8.0, latency_s=0.5, syncer_cores=2)
+  assumed = Assumptions(
+    wan_gbps=8.0, latency_s=0.5, syncer_latency_s=0.1, syncer_cores=2
+  )
   islands = placed(config, model, assumed=assumed)
   made = plan.exchange(config, model, islands, assumed)
   up, down = loading.traffic_bytes(config, layout)
@@ -98,7 +100,7 @@ def test_a_round_is_what_its_fragments_take(model, fragments, interval):
   seconds = [
     sum(up[p] + down[p] for p in now) / 1e9
     + 4 * sum(down[p] for p in now) / 4 / (2 * plan.MERGED_PER_CORE_S)
-    + 1.0
+    + (5 * 0.5 + 11 * 0.1)
     for now in due
     if now
   ]
@@ -205,6 +207,7 @@ def test_other_algorithms_keep_their_schedule(model):
   "groups, assumed, words",
   [
     ({}, {"wan_gbps": 0.01}, "rounds fall ever further behind"),
+    ({}, {"syncer_latency_s": 0.5}, "a syncer takes"),
     ({}, {"latency_s": 5.0}, "K = 1 merges one learner a round"),
     (
       {"sync": {"quorum_min": 0}},
@@ -301,6 +304,7 @@ def test_more_islands_than_shards():
     {"wan_gbps": 0.0},
     {"wan_gbps": math.nan},
     {"latency_s": -1.0},
+    {"syncer_latency_s": -1.0},
     {"mfu": 1.1},
     {"mfu": 0.0},
     {"syncer_cores": -2},
