@@ -62,15 +62,13 @@ def prepare_simulation(config: Config, cache: pathlib.Path) -> None:
 
 
 def write_output(path: str | None, text: str) -> None:
-  """Writes what --output names, if it is given; `ConfigError`."""
+  """Writes the file that a flag names, if it is given; `ConfigError`."""
   if path is None:
     return
   try:
     pathlib.Path(path).write_text(text)
   except OSError as error:
-    raise ConfigError(
-      f"--output={path} cannot be written: {error.strerror}."
-    ) from error
+    raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def _parse(argv: list[str]) -> list[str]:

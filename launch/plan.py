@@ -58,6 +58,7 @@ def main() -> int:
   for path in (OUTPUT.value, PAGE.value):
     command.write_output(path, "")  # before the work, not after it
   os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU that is there is left alone
+  from ddiloco.engine import loading
   from ddiloco.planning import aot, plan_page, planner  # imports JAX
   from ddiloco.planning.plan import Assumptions
 
@@ -73,7 +74,9 @@ def main() -> int:
   try:
     slices = tpus.parse_islands(ISLANDS.value)
     assumed = Assumptions(**{k: v for k, v in given.items() if v is not None})
-    compiling = aot.available() if COMPILE.value is None else COMPILE.value
+    compiling = COMPILE.value
+    if compiling is None:
+      compiling = aot.available() and loading.takes(config, "devices")
     made = planner.make_plan(
       config, slices, assumed, compiling=compiling, say=_say
     )

@@ -27,7 +27,7 @@ def lower_exchange(
     what a commit brings, into the parameters.
   """
   leaves = jax.tree.leaves(params)
-  pieces, where = DevicePieces(layout, leaves), None
+  pieces = DevicePieces(layout, leaves)
   where = pieces.shardings[p]
   codec, down = make_codec(config), make_down_codec(config)
   shapes = layout.shapes(p)

@@ -2,8 +2,9 @@
 
 Only matrix products count, two operations for each multiply-add; what the
 program computes and then masks (attention to what comes later, places of
-experts that nobody takes) counts too. A compiler's own count is no use here:
-it takes the body of a scan over layers once.
+experts that nobody takes) counts too, and so do gradients of parameters that
+`sync.frozen` names, though nobody needs them. A compiler's own count is no use
+here: it takes the body of a scan over layers once.
 """
 
 from typing import NamedTuple
@@ -36,13 +37,11 @@ def per_sequence(config: Config) -> Flops:
   vocab = padded_vocab(vocab_size(config.data))
   layer, kept = _layer(model, positions)
   patch = 2 * model.patch_size**2 * CHANNELS * model.width
-  forward = (
-    model.layers * layer
-    + 2 * length * model.width * vocab
-    + num_patches(model) * patch
-  )
+  forward = model.layers * layer + 2 * length * model.width * vocab
+  # Nobody asks for the gradient of an image.
+  images = (_FORWARD_AND_BACKWARD - 1) * num_patches(model) * patch
   again = model.layers * (layer - kept) if model.remat else 0
-  return Flops(_FORWARD_AND_BACKWARD * forward, again)
+  return Flops(_FORWARD_AND_BACKWARD * forward + images, again)
 
 
 def _layer(model: ModelConfig, positions: int) -> tuple[int, int]:

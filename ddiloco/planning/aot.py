@@ -88,7 +88,7 @@ def compile_lowered(
   try:
     made = lowered.compile(compiler_options=options)
   except jax.errors.JaxRuntimeError as error:
-    if _TOO_MUCH not in str(error):
+    if _TOO_MUCH not in str(error) or "hbm" not in str(error).lower():
       raise
     raise DoesNotFit(*_sizes(str(error))) from error
   memory = made.memory_analysis()

@@ -25,7 +25,12 @@ _INSTRUCTION = re.compile(
   r"\s+(?:ROOT )?%(?P<name>\S+) = (?P<shape>\(.*?\)|\S+) (?P<op>[a-z][\w-]*)\("
 )
 _COMPUTATION = re.compile(r"(ENTRY )?%(\S+) \(.*\{$")
-_CALLED = re.compile(r"(?:body|calls|to_apply|condition)=%([\w.-]+)")
+_CALLED = re.compile(
+  r"(?:body|calls|to_apply|condition|true_computation|false_computation)"
+  r"=%([\w.-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ELSEWHERE = re.compile(r"S\([1-9]\)")  # memory on the chip, not beside it
@@ -56,7 +61,10 @@ class Instruction(NamedTuple):
   @property
   def called(self) -> tuple[str, ...]:
     """The computations that it names."""
-    return tuple(_CALLED.findall(self.rest))
+    found = _CALLED.findall(self.rest)
+    if branches := _BRANCHES.search(self.rest):
+      found += re.findall(r"%([\w.-]+)", branches[1])
+    return tuple(found)
 
 
 Computation = dict[str, Instruction]
@@ -85,14 +93,19 @@ class Traffic(NamedTuple):
 
 
 def traffic(text: str) -> Traffic:
-  """What the module's entry computation moves, loops and all."""
+  """What the module's entry computation moves, loops and all.
+
+  Of a condition's branches, all of them.
+  """
   computations, entry = _parse(text)
+  partitions = _PARTITIONS.search(text.partition("\n")[0])
+  everybody = int(partitions[1]) if partitions else 1
   memory, found = 0.0, collections.Counter()
   sent = collections.Counter()
   for instruction, home, times in _executed(computations, entry, 1):
     kind = instruction.op.removesuffix("-start")
     if kind in COLLECTIVES:
-      kind, group, size = _collective(instruction, home, kind)
+      group, size = _collective(instruction, home, kind, everybody)
       found[kind, group] += times
       sent[kind, group] += times * size
     if not _inside(instruction, home):
@@ -201,21 +214,23 @@ def _trips(loop: Instruction, computations: Mapping[str, Computation]) -> int:
 
 
 def _collective(
-  instruction: Instruction, home: Computation, kind: str
-) -> tuple[str, int, float]:
-  """Kind, group and bytes that each chip sends, as rings would."""
+  instruction: Instruction, home: Computation, kind: str, everybody: int
+) -> tuple[int, float]:
+  """Members of a group, and bytes that each chip sends, as rings would."""
   own = sum(_bytes(home[name].shape) for name in instruction.operands)
-  group = _group(instruction.rest)
+  group = _group(instruction.rest, everybody)
   share = {
     "all-reduce": 2 * (group - 1) / group,
     "all-gather": group - 1,
     "collective-permute": 1,
   }.get(kind, (group - 1) / group)
-  return kind, group, own * share
+  return group, own * share
 
 
-def _group(rest: str) -> int:
+def _group(rest: str, everybody: int) -> int:
   """Members of a replica group, in any of the ways that XLA writes them."""
+  if "replica_groups={}" in rest:
+    return everybody
   if match := re.search(r"replica_groups=\{\{([\d,]*)\}", rest):
     return match[1].count(",") + 1
   if match := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
@@ -251,6 +266,8 @@ def _moved(
     return 2 * _bytes(shapes[1], beside=True)
   if instruction.op in ("dynamic-slice", "slice", "gather"):
     return 2 * _bytes(instruction.shape, beside=True)
+  if instruction.op in ("all-gather-start", "collective-permute-start"):
+    return _bytes(instruction.shape, beside=True)  # (from, to, ...)
   if instruction.op == "copy-start":  # (to, from, what to wait for)
     to, source, *_ = _ARRAY.finditer(instruction.shape)
     return _bytes(to[0], beside=True) + _bytes(source[0], beside=True)

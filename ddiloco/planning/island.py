@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ddiloco import config as config_lib
+from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config, ConfigError, island_mesh, learner_value
 from ddiloco.engine import loading
 from ddiloco.engine.lowering import lower_exchange
@@ -19,6 +20,9 @@ from ddiloco.planning.roofline import Roofline, roofline
 from ddiloco.planning.tpus import Slice
 
 Say = Callable[[str], None]
+EXCHANGE = "the exchange's work"  # what did not fit, if not the step
+_USABLE = 0.976  # of memory, by a program: libtpu leaves 31.25 of 32 GiB
+_F32_BYTES = 4
 
 
 def on_slice(config: Config, of: Slice, batch: int | None = None) -> Config:
@@ -36,11 +40,21 @@ def on_slice(config: Config, of: Slice, batch: int | None = None) -> Config:
   return config_lib.from_dict(values)
 
 
+def batch_unit(config: Config, of: Slice) -> int:
+  """What batches of an island are multiples of."""
+  learners = dataclasses.replace(config.learners, devices=(of.chips,))
+  mesh = island_mesh(dataclasses.replace(config, learners=learners), 0)
+  data, fsdp, _, *expert = mesh
+  ways = math.prod((data, fsdp, *expert))
+  return ways * -(-config.elastic.slices // ways)  # each slice needs a sample
+
+
 def study(
   config: Config,
   of: Slice,
   learner: int = 0,
   *,
+  exchange: bool = True,
   search: bool = True,
   say: Say = lambda line: None,
 ) -> dict[str, Any]:
@@ -50,6 +64,7 @@ def study(
     config: of the run.
     of: the slice of the island.
     learner: whose batch is taken.
+    exchange: compile its work too.
     search: for the largest batch that fits, which takes further compilations.
     say: told what is being done.
   """
@@ -57,22 +72,38 @@ def study(
   config = on_slice(config, of, batch)
   devices = aot.devices(of)
   program = _program(config, devices)
+  layout = loading.lay_out(config, program.abstract_params())
+  kept = kept_bytes(config, program)
   say(f"compiling the train step, {batch} samples, for {of}")
-  try:
-    step = aot.compile_lowered(program.lower())
-  except DoesNotFit as error:
-    step = error
-  made = _head(config, of, program) | {"memory": _memory(step, of)}
+  step = _compile_step(program, of, kept)
+  made = _head(config, of, program) | {"memory": _memory(step, of, kept)}
   if isinstance(step, Compiled):
     made |= _speed(config, of, program, step)
-    say("compiling what the exchange does on the chips")
-    try:
-      step_s = made["roofline"]["step_s"]
-      made["exchange"] = _exchange(config, of, program, step_s)
-    except DoesNotFit as error:
-      made["memory"] = _memory(error, of) | {"what": "the exchange's work"}
+    if exchange:
+      say("compiling what the exchange does on the chips")
+      try:
+        made["exchange"] = _exchange(
+          config, of, program, layout, made["roofline"]["step_s"]
+        )
+      except DoesNotFit as error:
+        made["memory"] = _memory(error, of, kept) | {"what": EXCHANGE}
   if search:
     made["largest_batch"] = _largest(config, of, program, step, say)
+  return made
+
+
+def _compile_step(
+  program: Any, of: Slice, kept: int, *, quickly: bool = False
+) -> Compiled | DoesNotFit:
+  """With what the learner keeps beside it, which no compiler knows of."""
+  usable = int(_USABLE * of.generation.hbm_bytes)
+  try:
+    made = aot.compile_lowered(program.lower(), quickly=quickly)
+  except DoesNotFit as error:
+    needed, usable = error.needed_bytes, error.usable_bytes or usable
+    return DoesNotFit(needed and needed + kept, usable)
+  if made.peak_bytes + kept > usable:
+    return DoesNotFit(made.peak_bytes + kept, usable)
   return made
 
 
@@ -105,8 +136,14 @@ def _head(config: Config, of: Slice, program: Any) -> dict[str, Any]:
   }
 
 
-def _memory(step: Compiled | DoesNotFit, of: Slice) -> dict[str, Any]:
-  made = {"hbm_bytes": of.generation.hbm_bytes, "what": "the step"}
+def _memory(
+  step: Compiled | DoesNotFit, of: Slice, kept: int
+) -> dict[str, Any]:
+  made = {
+    "hbm_bytes": of.generation.hbm_bytes,
+    "what": "the step",
+    "kept_bytes": kept,
+  }
   if isinstance(step, DoesNotFit):
     return made | {
       "fits": False,
@@ -159,11 +196,10 @@ def _as_dict(least: Roofline) -> dict[str, Any]:
 
 
 def _exchange(
-  config: Config, of: Slice, program: Any, step_s: float
+  config: Config, of: Slice, program: Any, layout: Layout, step_s: float
 ) -> dict[str, Any]:
   """The work of all fragments, from the largest's and a middling one's."""
   params = program.abstract_params()
-  layout = loading.lay_out(config, params)
   count = layout.num_fragments
   sizes = [layout.fragment_bytes(p) for p in range(count)]
   largest = sizes.index(max(sizes))
@@ -213,35 +249,32 @@ def _largest(
   say: Say,
 ) -> dict[str, Any]:
   """Tries batches, compiled with little effort: only memory is asked for."""
-  batch = config.learners.batch_size[0]
-  data, fsdp, _, *expert = island_mesh(config, 0)
-  limit = float(of.generation.hbm_bytes)
+  kept, limit = kept_bytes(config, program), float(of.generation.hbm_bytes)
 
-  def refused(error: DoesNotFit) -> Tried:
-    needed = error.needed_bytes or 2 * limit
-    return Tried(False, needed, error.usable_bytes)
+  def tried(made: Compiled | DoesNotFit) -> Tried:
+    if isinstance(made, Compiled):
+      return Tried(True, made.peak_bytes + kept)
+    return Tried(False, made.needed_bytes or 2 * limit, made.usable_bytes)
 
   def attempt(samples: int) -> Tried:
     other = _program(on_slice(config, of, samples), aot.devices(of))
-    try:
-      made = aot.compile_lowered(other.lower(), quickly=True)
-    except DoesNotFit as error:
-      say(f"a batch of {samples} does not fit")
-      return refused(error)
-    say(f"a batch of {samples} fits")
-    return Tried(True, made.peak_bytes)
+    found = tried(_compile_step(other, of, kept, quickly=True))
+    say(f"a batch of {samples} {'fits' if found.fits else 'does not fit'}")
+    return found
 
   found = largest_batch(
     attempt,
-    unit=data * fsdp * (expert[0] if expert else 1),
-    batch=batch,
-    first=refused(step)
-    if isinstance(step, DoesNotFit)
-    else Tried(True, step.peak_bytes),
-    fixed_bytes=state_bytes(program),
+    unit=batch_unit(config, of),
+    batch=config.learners.batch_size[0],
+    first=tried(step),
+    fixed_bytes=state_bytes(program) + kept,
     limit_bytes=limit,
   )
-  return {"batch": found.batch, "refused": found.refused}
+  return {
+    "batch": found.batch,
+    "refused": found.refused,
+    "unit": batch_unit(config, of),
+  }
 
 
 def state_bytes(program: Any) -> int:
@@ -250,4 +283,18 @@ def state_bytes(program: Any) -> int:
   return sum(
     leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
     for leaf in jax.tree.leaves(tree)
+  )
+
+
+def kept_bytes(config: Config, program: Any) -> int:
+  """Of a chip's anchors and residuals, which lie beside the training state."""
+  copies = 1 + (config.codec.error_feedback and config.codec.up != "f32")
+  params = program.abstract_params()
+  layout = loading.lay_out(config, params)
+  return sum(
+    copies * _F32_BYTES * math.prod(leaf.sharding.shard_shape(leaf.shape))
+    for leaf, fragments in zip(
+      jax.tree.leaves(params), layout.assignment, strict=True
+    )
+    if fragments is not None
   )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ddiloco.config import Config
+from ddiloco.planning.island import EXCHANGE
 from ddiloco.planning.tpus import GIB
 from ddiloco.report.story import count, duration, percent, size
 from ddiloco.types import SECOND_NS
@@ -12,24 +13,27 @@ def remedies(made: dict[str, Any], config: Config) -> list[str]:
   """What would make the step fit, the cheapest first; nothing if it does."""
   if made["memory"]["fits"]:
     return []
-  found = []
-  largest = made.get("largest_batch", {}).get("batch", 0)
-  if largest:
-    found.append(f"--config.learners.batch_size='({largest},)' fits")
-  if not config.model.remat:
-    found.append("--config.model.remat=True keeps fewer activations")
+  found, searched = [], made.get("largest_batch")
   data, fsdp, tensor, *rest = made["mesh"]
+  if made["memory"]["what"] != EXCHANGE:
+    if searched and searched["batch"]:
+      batch = searched["batch"]
+      found.append(f"--config.learners.batch_size='({batch},)' fits")
+    if not searched:
+      found.append("a smaller batch, if one fits: look with --largest_batch")
+    if not config.model.remat:
+      found.append("--config.model.remat=True keeps fewer activations")
   if data > 1:
     split = (1, data * fsdp, tensor, *rest)
     found.append(
-      f"--config.learners.mesh='{split}' splits parameters and optimizer state "
-      f"over {data} times as many chips"
+      f"--config.learners.mesh='{split}', if the model's widths divide by it, "
+      f"splits parameters and optimizer state over {data} times as many chips"
     )
-  if not largest:
+  if not searched or not searched["batch"]:
+    beside = made["state_bytes"] + made["memory"]["kept_bytes"]
     found.append(
-      f"a larger slice than {made['topology']}: a chip's share of the "
-      f"parameters and the optimizer's state alone is "
-      f"{_gib(made['state_bytes'])}"
+      f"a larger slice than {made['topology']}: a chip's share of parameters, "
+      f"optimizer state, anchors and residuals alone is {_gib(beside)}"
     )
   return found
 
@@ -55,9 +59,10 @@ def _memory(made: dict[str, Any]) -> list[str]:
   memory = made["memory"]
   hbm = _gib(memory["hbm_bytes"])
   if memory["fits"]:
+    whole = memory["peak_bytes"] + memory["kept_bytes"]
     lines = [
-      f"memory of a chip   fits: {_gib(memory['peak_bytes'])} of {hbm} at its "
-      "peak",
+      f"memory of a chip   fits: {_gib(whole)} of {hbm} at its peak, "
+      f"{_gib(memory['kept_bytes'])} of it anchors and residuals",
       f"                   arguments {_gib(memory['arguments_bytes'])}, "
       f"temporaries {_gib(memory['temporaries_bytes'])} reserved, "
       f"program {_gib(memory['code_bytes'])}",
@@ -83,7 +88,8 @@ def _excess(memory: dict[str, Any]) -> str:
 
 def _largest(found: dict[str, Any]) -> str:
   if not found["batch"]:
-    return f"none: even {found['refused']} sequences do not fit"
+    least = "none" if found["refused"] == found["unit"] else "not found"
+    return f"{least}: even {found['refused']} sequences do not fit"
   least = "and more may" if found["refused"] is None else ""
   refused = least or f"{found['refused']} do not"
   return f"{found['batch']} sequences fit, {refused} (compiled to see)"

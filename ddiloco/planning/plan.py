@@ -12,7 +12,12 @@ from ddiloco.config import Config, ConfigError, island_mesh, learner_value
 from ddiloco.engine import loading
 from ddiloco.planning.goodput import Cluster, simulate
 from ddiloco.planning.goodput_table import describe
-from ddiloco.planning.island import on_slice, state_bytes
+from ddiloco.planning.island import (
+  batch_unit,
+  kept_bytes,
+  on_slice,
+  state_bytes,
+)
 from ddiloco.planning.tpus import Slice
 from ddiloco.protocol.schedule import make_schedule
 
@@ -29,6 +34,7 @@ MERGED_PER_CORE_S = 5e7
 _ISLAND_LATENCIES = 5
 _SYNCER_LATENCIES = 11
 _SYNCER_LATENCIES_SERIAL = 14
+_LEAST = 1e-9  # of what must be positive
 _TOTAL_WITHIN = 1.5  # of the config's, for batches that fit the meshes
 _ADAMW_BYTES = 12  # parameters and two moments, in f32
 
@@ -48,7 +54,7 @@ class Assumptions:
   def __post_init__(self):
     """Refuses what cannot be; `ValueError`."""
     for name in ("wan_gbps", "syncer_cores", "mtbi_years"):
-      if not 0 < getattr(self, name) < math.inf:
+      if not _LEAST < getattr(self, name) < math.inf:
         raise ValueError(f"{name} = {getattr(self, name)}: must be positive")
     for name in ("latency_s", "syncer_latency_s", "restart_s"):
       if not 0 <= getattr(self, name) < math.inf:
@@ -66,7 +72,7 @@ class Island(NamedTuple):
   batch: int
   unit: int  # batches are multiples of it
   step_s: float
-  state_bytes: int  # of a chip: parameters and AdamW's moments
+  state_bytes: int  # of a chip between steps: training state, anchors, ...
   compiled: bool  # whether a compiler's roofline was asked
 
 
@@ -183,12 +189,14 @@ def _batches(
   return best[-1]
 
 
-def as_configured(config: Config, islands: Sequence[Island]) -> list[float]:
-  """Step times with the config's own batches."""
-  return [
-    island.step_s / island.batch * learner_value(config.learners.batch_size, i)
-    for i, island in enumerate(islands)
-  ]
+def as_configured(config: Config, islands: Sequence[Island]) -> list[Island]:
+  """The same with the config's own batches."""
+  found = []
+  for i, island in enumerate(islands):
+    batch = learner_value(config.learners.batch_size, i)
+    step_s = island.step_s / island.batch * batch
+    found.append(island._replace(batch=batch, step_s=step_s))
+  return found
 
 
 def _sample_s(
@@ -204,20 +212,17 @@ def _sample_s(
 def _unit_and_state_bytes(
   config: Config, of: Slice, model: Model
 ) -> tuple[int, int]:
-  """How often the mesh splits a batch; and a chip's share of the state.
+  """What batches are multiples of; and what a chip holds between steps.
 
   Raises `ConfigError` where the mesh fits slice or model not.
   """
-  learners = dataclasses.replace(config.learners, devices=(of.chips,))
-  mesh = island_mesh(dataclasses.replace(config, learners=learners), 0)
-  data, fsdp, tensor, *rest = mesh
-  expert = rest[0] if rest else 1
-  unit = data * fsdp * expert
+  unit = batch_unit(config, of)
   on = on_slice(config, of, unit)
   if loading.takes(config, "abstract"):
-    return unit, state_bytes(loading.load_program(on, 0, "", abstract=True))
-  ways = fsdp * tensor * expert
-  return unit, math.ceil(_ADAMW_BYTES * model.parameters / ways)
+    program = loading.load_program(on, 0, "", abstract=True)
+    return unit, state_bytes(program) + kept_bytes(config, program)
+  _, *ways = island_mesh(on, 0)
+  return unit, math.ceil(_ADAMW_BYTES * model.parameters / math.prod(ways))
 
 
 def exchange(

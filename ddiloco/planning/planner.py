@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddiloco.config import Config, ConfigError
-from ddiloco.planning import advice, aot, island, plan
+from ddiloco.planning import advice, aot, cautions, island, plan
 from ddiloco.planning.plan import Assumptions, Exchange, Island, Model
 from ddiloco.planning.tpus import GIB, Slice
 from ddiloco.report.story import count, size
 
 Say = Callable[[str], None]
+_OF_ONE = ("data_parallel", "elastic_data_parallel")
 
 
 def make_plan(
@@ -33,6 +34,11 @@ def make_plan(
 
   Raises `ConfigError` where the config cannot be on these slices.
   """
+  if config.algorithm in _OF_ONE and len(slices) > 1:
+    raise ConfigError(
+      f"{len(slices)} islands, but algorithm = {config.algorithm!r} has one "
+      "learner: plan for one slice, or for another algorithm."
+    )
   if len(slices) > config.data.shards:
     raise ConfigError(
       f"{len(slices)} islands, but data.shards = {config.data.shards}: every "
@@ -45,15 +51,18 @@ def make_plan(
     floors, misfits = _compiled(config, islands, say)
     islands = place(floors)
   failing = plan.failures(islands, assumed)
-  advised = advice.advise(config, model, islands, assumed)
   share_up = failing["decoupled"]["goodput"]
-  warned = misfits + advice.warnings(config, model, islands, assumed, share_up)
+  warned = misfits + cautions.warnings(
+    config, model, islands, assumed, share_up
+  )
+  advised = advice.advise(config, model, islands, assumed)
+  asked = plan.as_configured(config, islands)
   length = config.data.sequence_length
   return {
     "parameters": model.parameters,
     "islands": [_island(made, islands, length) for made in islands],
     "tokens_per_step": sum(made.batch for made in islands) * length,
-    "exchange": _exchange(plan.exchange(config, model, islands, assumed)),
+    "exchange": _exchange(plan.exchange(config, model, asked, assumed)),
     "suggested_exchange": _exchange(advised.exchange),
     "failures": failing,
     "quorum_up": plan.quorum_up(len(islands), advised.config.quorum, share_up),
@@ -61,7 +70,7 @@ def make_plan(
     "suggestions": [item._asdict() for item in advised.suggestions],
     "warnings": warned,
     "assumptions": _assumptions(assumed, compiling),
-    "curves": _curves(config, model, islands, assumed),
+    "curves": _curves(config, model, asked, assumed),
   }
 
 
@@ -72,15 +81,15 @@ def _compiled(
   floors, misfits = {}, []
   for made in {str(made.slice): made for made in islands}.values():
     on = island.on_slice(config, made.slice, made.batch)
-    study = island.study(on, made.slice, search=False, say=say)
+    study = island.study(on, made.slice, exchange=False, search=False, say=say)
     if "roofline" in study:
       floors[str(made.slice)] = study["roofline"]["step_s"] / made.batch
     if not study["memory"]["fits"]:
-      needed = study["memory"]["needed_bytes"] or 0
+      needed = study["memory"]["needed_bytes"]
+      told = f" ({needed / GIB:.3g} GiB needed)" if needed else ""
       misfits.append(
-        f"{made.slice} has no room for {made.batch} sequences (compiled: "
-        f"{needed / GIB:.3g} GiB needed). launch.compile --topology="
-        f"{made.slice} tells what would fit"
+        f"{made.slice} has no room for {made.batch} sequences{told}. "
+        f"launch.compile --topology={made.slice} tells what would fit"
       )
   return floors, misfits
 

@@ -41,7 +41,7 @@ def flags(*more):
     ),
     (
       flags("--topology=v5e:2x2", "--output=/nowhere/at/all.json"),
-      ["--output=/nowhere/at/all.json", "cannot be written"],
+      ["/nowhere/at/all.json", "cannot be written"],
     ),
   ],
 )

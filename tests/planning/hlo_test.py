@@ -90,11 +90,21 @@ def test_collectives_of_a_loop(steps):
     ("replica_groups=[4,2]<=[2,4]T(1,0), use", 2),
     ("replica_groups=mesh['a'=16,'b'=4] {'a'}, use", 16),
     ("replica_groups=mesh['a'=16,'b'=4] {'a','b'}, use", 64),
+    ("replica_groups={}, use_global", 128),
     ("channel_id=3", 1),
   ],
 )
 def test_members_of_a_group(text, members):
-  assert hlo._group(text) == members
+  assert hlo._group(text, 128) == members
+
+
+def test_both_branches_of_a_condition_move():
+  def function(x, w):
+    branches = (lambda x: jnp.tanh(x @ w), lambda x: x)
+    return jax.lax.cond(jnp.sum(x) > 0, *branches, x)
+
+  found = compiled(function, (256, 256), (256, 256))
+  assert found.memory_bytes >= 3 * 256 * 256 * 4
 
 
 def test_what_stays_on_the_chip_is_not_moved():

@@ -124,7 +124,7 @@ def test_nothing_fits(emulated):
   emulated[0] = 1000
   config = small(model={"layers": 1, "remat": False})
   made = island.study(config, SLICE)
-  assert made["largest_batch"] == {"batch": 0, "refused": 2}
+  assert made["largest_batch"] == {"batch": 0, "refused": 2, "unit": 2}
   remedies = " ".join(island_text.remedies(made, config))
   assert "model.remat=True" in remedies and "a larger slice" in remedies
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, from_dict
 from ddiloco.engine import loading
-from ddiloco.planning import advice, aot, island, plan, plan_page, planner, tpus
+from ddiloco.planning import (
+  advice,
+  aot,
+  cautions,
+  island,
+  plan,
+  plan_page,
+  planner,
+  tpus,
+)
 from ddiloco.planning.plan import Assumptions
 from ddiloco.types import Wait
 from experiments.quickstart import config as quickstart
@@ -175,9 +184,10 @@ def test_what_is_suggested_works(model, gbps):
   assert made.exchange.slack_s > 0 and made.exchange.grace_s > 0
   assert made.exchange.mean_gbps <= gbps
   model = model._replace(layout=loading.lay_out(made.config, model.params))
-  left = advice.warnings(made.config, model, islands, assumed, 0.999)
+  left = cautions.warnings(made.config, model, islands, assumed, 0.999)
   assert left == []
-  assert {item.key for item in made.suggestions} == set(advice._KEYS)
+  keys = {item.key for item in made.suggestions}
+  assert keys <= set(advice._KEYS) and "sync.overlap_steps" in keys
   assert all(item.why for item in made.suggestions)
 
 
@@ -199,8 +209,77 @@ def test_other_algorithms_keep_their_schedule(model):
   slices = tpus.parse_islands("3*v5e:2x2")
   _, made = advised(config, model, FAST, slices)
   keys = [item.key for item in made.suggestions]
-  assert keys == ["learners.count", "learners.devices", "learners.batch_size"]
+  learners = ["learners.count", "learners.devices", "learners.batch_size"]
+  assert keys == [*learners, "sync.quorum_min"]
   assert made.config.sync == config.sync
+
+
+@pytest.mark.parametrize(
+  "groups, assumed",
+  [
+    ({"codec": {"up": "topk", "down": "none", "topk_fraction": 0.1}}, {}),
+    ({"codec": {"down_full_every": 4}}, {"wan_gbps": 300.0}),
+    ({"codec": {"down_error_feedback": False}}, {"wan_gbps": 300.0}),
+    ({"syncer": {"shards": 8}}, {"syncer_latency_s": 0.05}),
+    ({"learners": {"global_batch": 512}}, {}),
+    ({"sync": {"apply": "own", "anchor": "any", "num_fragments": 1}}, {}),
+    ({"elastic": {"slices": 2}}, {}),
+    ({}, {"wan_gbps": 0.002}),
+    ({}, {"latency_s": 100.0}),
+  ],
+  ids=str,
+)
+def test_any_valid_config_gets_valid_advice(groups, assumed):
+  config = large(**groups)
+  model = plan.model_of(config)
+  _, made = advised(config, model, dataclasses.replace(FAST, **assumed))
+  found = {item.key: item for item in made.suggestions}
+  total = sum(found["learners.batch_size"].value)
+  if "global_batch" in groups.get("learners", {}):
+    assert found["learners.global_batch"].value == total
+  if made.exchange.slack_s <= 0 and "sync.overlap_steps" in found:
+    assert "all there can be" in found["sync.overlap_steps"].why
+
+
+def test_a_small_model_has_fewer_fragments():
+  config = override(tpu.get_config("dense_tiny").to_dict(), {})
+  model = plan.model_of(config)
+  few = {"w": model.params["embedding"]}
+  config = dataclasses.replace(
+    config, sync=dataclasses.replace(config.sync, num_fragments=1)
+  )
+  layout = loading.lay_out(config, few)
+  model = model._replace(params=few, layout=layout)
+  _, made = advised(config, model, FAST, tpus.parse_islands("2*v5e:1x1"))
+  assert loading.lay_out(made.config, few).num_fragments >= 1
+
+
+def test_the_asked_exchange_is_of_the_asked_batches(model):
+  config = large(learners={"batch_size": (64,)}, sync={"overlap_steps": 23})
+  assumed = Assumptions(wan_gbps=3.0)
+  islands = placed(config, model, assumed=assumed)
+  found = cautions.warnings(config, model, islands, assumed, 1.0)
+  assert any("fall ever further behind" in line for line in found)
+
+
+def test_shards_of_the_syncer_count():
+  assumed = Assumptions(wan_gbps=50.0, syncer_latency_s=0.02)
+  for shards, told in ((1, True), (8, False)):
+    config = large(syncer={"shards": shards})
+    model = plan.model_of(config)
+    islands = placed(config, model, assumed=assumed)
+    found = cautions.warnings(config, model, islands, assumed, 1.0)
+    assert any("a syncer takes" in line for line in found) == told
+
+
+def test_data_parallel_training_has_one_island():
+  values = quickstart.get_config("data_parallel").to_dict()
+  config = from_dict(values)
+  slices = tpus.parse_islands("v5e:2x2")
+  made = planner.make_plan(config, slices, FAST, compiling=False)
+  assert not any("contribute nothing" in line for line in made["warnings"])
+  with pytest.raises(ConfigError, match="has one learner"):
+    planner.make_plan(config, slices * 2, FAST, compiling=False)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +306,7 @@ def test_other_algorithms_keep_their_schedule(model):
     (
       {"learners": {"mesh": (-1, 1, 1)}, "model": {"preset": "dense_12b"}},
       {},
-      "parameters and AdamW's moments alone",
+      "training state, anchors and residuals alone",
     ),
   ],
 )
@@ -236,17 +315,17 @@ def test_what_cannot_work_is_told(groups, assumed, words):
   model = plan.model_of(config)
   assumed = dataclasses.replace(FAST, **assumed)
   islands = placed(config, model, assumed=assumed)
-  found = advice.warnings(config, model, islands, assumed, 0.9)
+  found = cautions.warnings(config, model, islands, assumed, 0.9)
   assert any(words in line for line in found), found
 
 
 def test_small_islands_among_large_ones(model):
   slices = tpus.parse_islands("v5p:2x2x1,v6e:16x16")
   islands = placed(large(), model, slices)
-  found = advice.warnings(large(), model, islands, FAST, 1.0)
+  found = cautions.warnings(large(), model, islands, FAST, 1.0)
   assert any("hardly matter" in line for line in found)
   alone = placed(large(), model, slices[:1])
-  found = advice.warnings(large(), model, alone, FAST, 1.0)
+  found = cautions.warnings(large(), model, alone, FAST, 1.0)
   assert any("nobody to be decoupled from" in line for line in found)
 
 
@@ -274,7 +353,7 @@ def test_a_plan_is_json_text_and_page(monkeypatch):
 def test_slices_are_compiled_once_each(monkeypatch):
   asked = []
 
-  def study(config, of, learner=0, *, search, say):
+  def study(config, of, learner=0, *, exchange, search, say):
     asked.append((str(of), config.learners.batch_size))
     fits = str(of) == "v6e:8x8"
     memory = {"fits": fits, "needed_bytes": None if fits else 2**37}
@@ -302,6 +381,7 @@ def test_more_islands_than_shards():
   "values",
   [
     {"wan_gbps": 0.0},
+    {"wan_gbps": 1e-310},
     {"wan_gbps": math.nan},
     {"latency_s": -1.0},
     {"syncer_latency_s": -1.0},
