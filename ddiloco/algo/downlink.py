@@ -16,6 +16,7 @@ import jax
 from ddiloco.algo.codecs import Codec, Residual
 from ddiloco.algo.coders import Array, Payload, flushed
 from ddiloco.algo.rows import by_rows
+from ddiloco.config.codecs import blocked
 
 Params = tuple[Array, ...]  # f32 tensors of one fragment.
 
@@ -43,7 +44,9 @@ def step_adder(
   @functools.partial(jax.jit, out_shardings=shardings)
   def add(params, payload):
     shapes = tuple(x.shape for x in params)
-    steps = by_rows(codec.decode(payload, shapes), shardings)
+    steps = codec.decode(payload, shapes)
+    if blocked(codec.name):
+      steps = by_rows(steps, shardings)
     pairs = zip(params, steps, strict=True)
     return tuple(flushed(flushed(x) + flushed(y)) for x, y in pairs)
 

@@ -17,6 +17,7 @@ from ddiloco.algo import codecs
 from ddiloco.algo.downlink import step_adder
 from ddiloco.algo.rows import by_rows
 from ddiloco.config import Config
+from ddiloco.config.codecs import blocked
 from ddiloco.engine.downlink import Held, make_downlink
 from ddiloco.engine.learner_bytes import (
   Captured,
@@ -343,9 +344,9 @@ def encoder(
   def encode(residual, anchors, params, words):
     gradient = tuple(a - p for a, p in zip(anchors, params, strict=True))
     norms = jnp.stack([codecs.polar(g)[1] for g in gradient])
-    if residual:
-      residual = by_rows(residual, shardings)
-    gradient = by_rows(gradient, shardings)
+    if blocked(codec.name):
+      residual = residual and by_rows(residual, shardings)
+      gradient = by_rows(gradient, shardings)
     payload, residual = codec.encode(residual, gradient, words)
     return payload, residual, norms
 
