@@ -10,7 +10,7 @@ import jax
 from ddiloco.algo.fragments import Layout
 from ddiloco.config import Config, ConfigError, island_mesh, learner_value
 from ddiloco.engine import loading
-from ddiloco.planning.goodput import Cluster, simulate
+from ddiloco.planning.goodput import YEAR_S, Cluster, simulate
 from ddiloco.planning.goodput_table import describe
 from ddiloco.planning.island import (
   batch_unit,
@@ -21,7 +21,7 @@ from ddiloco.planning.island import (
 from ddiloco.planning.tpus import Slice
 from ddiloco.protocol.schedule import make_schedule
 
-DAY_S = 86_400.0
+_DAY_S = 86_400.0
 _BITS = 8
 _HOURS = 24 * 90  # of failures: an island of 64 chips fails every few days
 _SEEDS = range(10)
@@ -288,7 +288,7 @@ def failures(
     chips=chips - chips % count,
     learners=count,
     slices=count,
-    mtbi_s=assumed.mtbi_years * 365 * DAY_S,
+    mtbi_s=assumed.mtbi_years * YEAR_S,
     step_s=max(island.step_s for island in islands),
     up_s=assumed.restart_s,
   )
@@ -314,11 +314,11 @@ def budget(
 ) -> dict[str, Any]:
   """What a budget of tokens takes; 0 is none."""
   per_s = sum(island.batch * length / island.step_s for island in islands)
-  days = tokens / (per_s * goodput * DAY_S)
+  days = tokens / (per_s * goodput * _DAY_S)
   chips = sum(island.slice.chips for island in islands)
   return {
     "tokens": tokens,
-    "tokens_per_day": per_s * goodput * DAY_S,
+    "tokens_per_day": per_s * goodput * _DAY_S,
     "days": days,
     "chip_hours": days * 24 * chips,
   }
