@@ -138,11 +138,11 @@ def _weights(islands: Sequence[Island]) -> list[str]:
 def _memory(islands: Sequence[Island]) -> list[str]:
   found = {}
   for island in islands:
-    hbm = island.slice.generation.hbm_bytes
-    if island.state_bytes > hbm:
+    usable = island.slice.generation.usable_bytes
+    if island.state_bytes > usable:
       found[str(island.slice)] = (
         f"{island.slice}: training state, anchors and residuals alone take "
-        f"{island.state_bytes / GIB:.3g} GiB of a chip's {hbm / GIB:.3g}. "
+        f"{island.state_bytes / GIB:.3g} GiB of a chip's {usable / GIB:.3g}. "
         "Split them over more chips (learners.mesh), or take a larger slice"
       )
   return list(found.values())

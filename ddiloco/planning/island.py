@@ -21,7 +21,6 @@ from ddiloco.planning.tpus import Slice
 
 Say = Callable[[str], None]
 EXCHANGE = "the exchange's work"  # what did not fit, if not the step
-_USABLE = 0.976  # of memory, by a program: libtpu leaves 31.25 of 32 GiB
 _F32_BYTES = 4
 
 
@@ -96,12 +95,12 @@ def _compile_step(
   program: Any, of: Slice, kept: int, *, quickly: bool = False
 ) -> Compiled | DoesNotFit:
   """With what the learner keeps beside it, which no compiler knows of."""
-  usable = int(_USABLE * of.generation.hbm_bytes)
+  usable = of.generation.usable_bytes
   try:
     made = aot.compile_lowered(program.lower(), quickly=quickly)
   except DoesNotFit as error:
-    needed, usable = error.needed_bytes, error.usable_bytes or usable
-    return DoesNotFit(needed and needed + kept, usable)
+    needed = error.needed_bytes
+    return DoesNotFit(needed and needed + kept, error.usable_bytes or usable)
   if made.peak_bytes + kept > usable:
     return DoesNotFit(made.peak_bytes + kept, usable)
   return made
@@ -140,7 +139,7 @@ def _memory(
   step: Compiled | DoesNotFit, of: Slice, kept: int
 ) -> dict[str, Any]:
   made = {
-    "hbm_bytes": of.generation.hbm_bytes,
+    "usable_bytes": of.generation.usable_bytes,
     "what": "the step",
     "kept_bytes": kept,
   }
@@ -148,7 +147,7 @@ def _memory(
     return made | {
       "fits": False,
       "needed_bytes": step.needed_bytes,
-      "usable_bytes": step.usable_bytes,
+      "usable_bytes": step.usable_bytes or of.generation.usable_bytes,
     }
   return made | {
     "fits": True,
@@ -249,7 +248,7 @@ def _largest(
   say: Say,
 ) -> dict[str, Any]:
   """Tries batches, compiled with little effort: only memory is asked for."""
-  kept, limit = kept_bytes(config, program), float(of.generation.hbm_bytes)
+  kept, limit = kept_bytes(config, program), float(of.generation.usable_bytes)
 
   def tried(made: Compiled | DoesNotFit) -> Tried:
     if isinstance(made, Compiled):

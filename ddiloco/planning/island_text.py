@@ -57,11 +57,11 @@ def text(made: dict[str, Any]) -> str:
 
 def _memory(made: dict[str, Any]) -> list[str]:
   memory = made["memory"]
-  hbm = _gib(memory["hbm_bytes"])
+  usable = _gib(memory["usable_bytes"])
   if memory["fits"]:
     whole = memory["peak_bytes"] + memory["kept_bytes"]
     lines = [
-      f"memory of a chip   fits: {_gib(whole)} of {hbm} at its peak, "
+      f"memory of a chip   fits: {_gib(whole)} of {usable} at its peak, "
       f"{_gib(memory['kept_bytes'])} of it anchors and residuals",
       f"                   arguments {_gib(memory['arguments_bytes'])}, "
       f"temporaries {_gib(memory['temporaries_bytes'])} reserved, "
@@ -79,7 +79,7 @@ def _excess(memory: dict[str, Any]) -> str:
   needed, usable = memory["needed_bytes"], memory["usable_bytes"]
   what = memory["what"]
   if needed is None:
-    return f"{what} needs more than the {_gib(memory['hbm_bytes'])} there are"
+    return f"{what} needs more than the {_gib(usable)} that a program can use"
   return (
     f"{what} needs {_gib(needed)}, {_gib(needed - usable)} more than the "
     f"{_gib(usable)} that a program can use"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _TRIES = 7
+_PATIENCE = 3  # refusals
 _BEYOND = 3.0  # times what a line through small batches says
 _ABOVE = 1.1
 _CLOSE = 0.02  # of the largest found: closer than this nobody need look
@@ -46,14 +47,13 @@ def largest_batch(
   points = {0: fixed_bytes, batch // unit: first.needed_bytes}
   low, high = (batch // unit, None) if first.fits else (0, batch // unit)
   limit_bytes = first.usable_bytes or limit_bytes
-  halve = False
+  refusals = 0  # one after the other
   for _ in range(_TRIES):
-    width = None if high is None else high - low
-    if width is not None and width <= max(1, _CLOSE * low):
+    if high is not None and high - low <= max(1, _CLOSE * low):
       break
-    guess = (
-      low + width // 2 if halve else _guess(points, low, high, limit_bytes)
-    )
+    guess = _guess(points, low, high, limit_bytes)
+    if refusals > _PATIENCE:  # memory follows no line, and the end creeps
+      guess = low + (high - low) // 2
     guess = max(guess, low + 1)
     if high is not None:
       guess = min(guess, high - 1)
@@ -61,8 +61,7 @@ def largest_batch(
     points[guess] = tried.needed_bytes
     limit_bytes = tried.usable_bytes or limit_bytes
     low, high = (guess, high) if tried.fits else (low, guess)
-    # Where memory follows no line, one end would creep.
-    halve = width is not None and high - low > width / 2
+    refusals = 0 if tried.fits else refusals + 1
   return Found(low * unit, None if high is None else high * unit)
 
 

@@ -1,8 +1,7 @@
 """What Google publishes of its TPUs, and the slices that can be had of them.
 
 Numbers of a chip, as of 2026-11, from docs.cloud.google.com/tpu/docs/v5e, /v5p
-and /v6e: "Peak compute per chip (bf16)", "HBM capacity per chip", "HBM
-bandwidth per chip", "Bidirectional inter-chip interconnect (ICI) bandwidth
+and /v6e: "Peak compute per chip (bf16)", "HBM bandwidth per chip", "Bidirectional inter-chip interconnect (ICI) bandwidth
 (per chip)", and the tables of supported topologies.
 """
 
@@ -21,7 +20,7 @@ class Generation:
 
   name: str
   flops: float  # a second, in bf16
-  hbm_bytes: int
+  usable_bytes: int  # of its memory (HBM), by a program, says libtpu 0.0.42
   hbm_bytes_per_s: float
   ici_bytes_per_s: float  # sent, over all its links: half of both ways
   dimensions: int  # of the torus
@@ -33,12 +32,18 @@ class Generation:
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 GENERATIONS = {
   "v5e": Generation(
-    "v5e", 197e12, 16 * GIB, 819e9, 200e9, dimensions=2, topologies=_FLAT
+    "v5e",
+    197e12,
+    int(15.75 * GIB),
+    819e9,
+    200e9,
+    dimensions=2,
+    topologies=_FLAT,
   ),
   "v5p": Generation(
     "v5p",
     459e12,
-    95 * GIB,
+    int(95.74 * GIB),
     2765e9,
     600e9,
     dimensions=3,
@@ -47,7 +52,13 @@ GENERATIONS = {
     most=(16, 16, 24),
   ),
   "v6e": Generation(
-    "v6e", 918e12, 32 * GIB, 1600e9, 400e9, dimensions=2, topologies=_FLAT
+    "v6e",
+    918e12,
+    int(31.25 * GIB),
+    1600e9,
+    400e9,
+    dimensions=2,
+    topologies=_FLAT,
   ),
 }
 
