@@ -1,8 +1,9 @@
 """What Google publishes of its TPUs, and the slices that can be had of them.
 
 Numbers of a chip, as of 2026-11, from docs.cloud.google.com/tpu/docs/v5e, /v5p
-and /v6e: "Peak compute per chip (bf16)", "HBM bandwidth per chip", "Bidirectional inter-chip interconnect (ICI) bandwidth
-(per chip)", and the tables of supported topologies.
+and /v6e: "Peak compute per chip (bf16)", "HBM bandwidth per chip",
+"Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", and the
+tables of supported topologies.
 """
 
 import dataclasses
