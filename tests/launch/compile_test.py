@@ -1,6 +1,8 @@
 """launch.compile: what is refused before anything is compiled."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,24 @@ def test_a_small_model_for_a_slice(command, tmp_path):
   assert (made["chips"], made["memory"]["fits"]) == (4, True)
   for words in ("fits: ", "no step shorter", "exchange", "moved by a chip"):
     assert words in result.out
+
+
+@pytest.mark.skipif(not aot.available(), reason=f"no libtpu: {aot.INSTALL}")
+def test_several_at_once():
+  """libtpu takes a lock, which would end the second one."""
+  argv = flags("--topology=v5e:2x2", "--config.learners.batch_size=(4,)")
+  running = [
+    subprocess.Popen(
+      [sys.executable, "-m", "launch.compile", *argv, "--nolargest_batch"],
+      cwd=processes.ROOT,
+      env=processes.environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for _ in range(2)
+  ]
+  for process in running:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "fits: " in out
