@@ -35,8 +35,8 @@ def main() -> int:
   """Simulates, prints, and writes what is asked for."""
   from ddiloco.planning import bandwidth_table
 
-  for path in (OUTPUT.value, PAGE.value):
-    command.write_output(path, "")  # before the work, not after it
+  for flag in (OUTPUT, PAGE):
+    command.write_output(flag, "")  # before the work, not after it
   if TABLE.value:
     found, report = bandwidth_table.both()
     print(report)
@@ -53,7 +53,7 @@ def main() -> int:
       found = _of_config()
     except ValueError as error:
       raise ConfigError(str(error)) from error
-  command.write_output(OUTPUT.value, json.dumps(found, indent=1) + "\n")
+  command.write_output(OUTPUT, json.dumps(found, indent=1) + "\n")
   return Exit.OK
 
 
@@ -89,7 +89,7 @@ def _draw(sent: dict, step_s: float, note: str, **options) -> None:
     from ddiloco.planning import bandwidth_page
 
     made = bandwidth_page.render(sent, step_s=step_s, note=note, **options)
-    command.write_output(PAGE.value, made)
+    command.write_output(PAGE, made)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> int:
   from ddiloco.chaos import harness
 
   workdir = common.workdir()
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  command.write_output(OUTPUT, "")  # before the work, not after it
   result = harness.run(
     common.config(workdir),
     workdir,
@@ -58,7 +58,7 @@ def main() -> int:
     return result
   text = json.dumps(result, indent=2)
   print(text)
-  command.write_output(OUTPUT.value, text + "\n")
+  command.write_output(OUTPUT, text + "\n")
   return Exit.FAILED if harness.failed(result) else Exit.OK
 
 

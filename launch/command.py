@@ -61,14 +61,16 @@ def prepare_simulation(config: Config, cache: pathlib.Path) -> None:
   prepare_jax(devices, config.learners.threads, cache)
 
 
-def write_output(path: str | None, text: str) -> None:
+def write_output(flag: flags.FlagHolder, text: str) -> None:
   """Writes the file that a flag names, if it is given; `ConfigError`."""
-  if path is None:
+  if flag.value is None:
     return
   try:
-    pathlib.Path(path).write_text(text)
+    pathlib.Path(flag.value).write_text(text)
   except OSError as error:
-    raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+    raise ConfigError(
+      f"--{flag.name}={flag.value} cannot be written: {error.strerror}."
+    ) from error
 
 
 def _parse(argv: list[str]) -> list[str]:

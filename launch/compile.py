@@ -42,7 +42,7 @@ def main() -> int:
   if common.CONFIG.value is None and not common.WORKDIR.value:
     raise ConfigError("name a run with --workdir, or give --config.")
   config = common.config(pathlib.Path(common.WORKDIR.value or ""))
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  command.write_output(OUTPUT, "")  # before the work, not after it
   os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU that is there is left alone
   from ddiloco.planning import island, island_text  # imports JAX
 
@@ -52,7 +52,7 @@ def main() -> int:
   made = island.study(config, of, LEARNER.value, search=LARGEST.value, say=say)
   made["remedies"] = island_text.remedies(made, config)
   print(island_text.text(made))
-  command.write_output(OUTPUT.value, json.dumps(made, indent=1) + "\n")
+  command.write_output(OUTPUT, json.dumps(made, indent=1) + "\n")
   return Exit.OK if made["memory"]["fits"] else Exit.FAILED
 
 

@@ -32,7 +32,7 @@ def main() -> int:
   if common.CONFIG.value is None and not common.WORKDIR.value:
     raise ConfigError("name a run with --workdir, or give --config.")
   config = common.config(pathlib.Path(common.WORKDIR.value or ""))
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  command.write_output(OUTPUT, "")  # before the work, not after it
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from ddiloco.algo.fragments import STRATEGIES  # imports JAX
   from ddiloco.engine import loading
@@ -54,7 +54,7 @@ def main() -> int:
   else:
     made = describe(sync.fragmentation)
     print(fragments.text(made))
-  command.write_output(OUTPUT.value, json.dumps(made, indent=2) + "\n")
+  command.write_output(OUTPUT, json.dumps(made, indent=2) + "\n")
   return Exit.OK
 
 

@@ -52,8 +52,8 @@ def main() -> int:
   from ddiloco.protocol import faults as faults_lib
 
   seeds = range(SEED.value, SEED.value + SEEDS.value)
-  for path in (OUTPUT.value, PAGE.value, FAULTS.value):
-    command.write_output(path, "")  # before the work, not after it
+  for flag in (OUTPUT, PAGE, FAULTS):
+    command.write_output(flag, "")  # before the work, not after it
   try:
     cluster = cluster_flags.cluster(
       learners=LEARNERS.value,
@@ -77,7 +77,7 @@ def main() -> int:
       rows = [goodput_table.describe(outcome)]
       script = fault_script.faults(outcome)
       made = json.dumps(faults_lib.to_json(script), indent=1) + "\n"
-      command.write_output(FAULTS.value, made)
+      command.write_output(FAULTS, made)
   except ValueError as error:
     raise ConfigError(str(error)) from error
   print(goodput_table.text(rows))
@@ -85,8 +85,8 @@ def main() -> int:
   note = cluster_flags.note(cluster, HOURS.value, len(seeds), source)
   print(f"\n{note}")
   found = json.dumps({"rows": rows, "made_with": note}, indent=1) + "\n"
-  command.write_output(OUTPUT.value, found)
-  command.write_output(PAGE.value, goodput_page.render(rows, note))
+  command.write_output(OUTPUT, found)
+  command.write_output(PAGE, goodput_page.render(rows, note))
   return Exit.OK
 
 

@@ -55,8 +55,8 @@ def main() -> int:
   if TOKENS.value is not None:
     stop = dataclasses.replace(config.stop, tokens=TOKENS.value)
     config = dataclasses.replace(config, stop=stop)
-  for path in (OUTPUT.value, PAGE.value):
-    command.write_output(path, "")  # before the work, not after it
+  for flag in (OUTPUT, PAGE):
+    command.write_output(flag, "")  # before the work, not after it
   os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU that is there is left alone
   from ddiloco.engine import loading
   from ddiloco.planning import aot, plan_page, planner  # imports JAX
@@ -83,8 +83,8 @@ def main() -> int:
   except ValueError as error:
     raise ConfigError(str(error)) from error
   print(planner.text(made))
-  command.write_output(OUTPUT.value, json.dumps(made, indent=1) + "\n")
-  command.write_output(PAGE.value, plan_page.render(made))
+  command.write_output(OUTPUT, json.dumps(made, indent=1) + "\n")
+  command.write_output(PAGE, plan_page.render(made))
   return Exit.OK
 
 

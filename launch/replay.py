@@ -35,7 +35,7 @@ def main() -> int:
   from ddiloco.sim import islands
 
   workdir = common.workdir()
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  command.write_output(OUTPUT, "")  # before the work, not after it
   history = history_lib.load(common.open_exchange(workdir), FROM_ROUND.value)
   if common.CONFIG.value or (workdir / workdir_lib.RESOLVED).exists():
     config_lib.check_resumable(history.config, common.config(workdir))
@@ -51,7 +51,7 @@ def main() -> int:
   )
   text = json.dumps(result, indent=2)
   print(text)
-  command.write_output(OUTPUT.value, text + "\n")
+  command.write_output(OUTPUT, text + "\n")
   return Exit.OK if result["first_mismatch"] is None else Exit.FAILED
 
 

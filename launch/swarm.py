@@ -35,14 +35,14 @@ def run(seed: int) -> int:
   if UNTIL.value:
     print(swarm.show(seed, config, UNTIL.value))
     return Exit.OK
-  command.write_output(OUTPUT.value, "")  # before the work, not after it
+  command.write_output(OUTPUT, "")  # before the work, not after it
   found = swarm.run(
     seed,
     SEEDS.value,
     config=config,
     arguments=[a for a in sys.argv[1:] if a.startswith("--config")],
   )
-  command.write_output(OUTPUT.value, json.dumps(found, indent=2) + "\n")
+  command.write_output(OUTPUT, json.dumps(found, indent=2) + "\n")
   if found["violations"]:
     return Exit.FAILED
   return Exit.OK if found["seeds"] == SEEDS.value else Exit.STOPPED
