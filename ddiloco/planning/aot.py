@@ -73,7 +73,7 @@ def devices(of: Slice) -> Sequence[jax.Device]:
     return topologies.get_topology_desc(
       platform="tpu", topology_name=str(of), **options
     ).devices
-  except Exception as error:  # whatever a library of another version says
+  except (RuntimeError, ValueError) as error:  # XLA's errors are the former
     raise ConfigError(
       f"libtpu cannot describe {of}: {str(error).splitlines()[0]}. It must fit "
       f"jax {jax.__version__}: {INSTALL} brings the one that does."

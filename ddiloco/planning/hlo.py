@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _BYTES = {
@@ -318,15 +318,11 @@ def _used(
         continue  # written in place
       elif user.op == "fusion":
         inner = computations[user.called[0]]
-        for i in _places(user.operands, name):
+        for i in (i for i, x in enumerate(user.operands) if x == name):
           total += _used(inner, i, computations, whole)
       else:
         return whole
   return total
-
-
-def _places(names: Sequence[str], name: str) -> list[int]:
-  return [i for i, x in enumerate(names) if x == name]
 
 
 def _written(instruction: Instruction, fused: Computation) -> float:

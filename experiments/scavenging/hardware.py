@@ -1,14 +1,14 @@
 """Slices of Cloud TPUs, as far as an emulated island needs to know them.
 
-Peak bf16 TFLOP/s of a chip, from Google's public data sheets. An emulated
-island is as fast as its peak says: step time goes with samples over chips
-times peak. Measured speeds of a real model belong into a config instead.
+An emulated island is as fast as its peak says (`ddiloco.planning.tpus`): step
+time goes with samples over chips times peak. Measured speeds of a real model
+belong into a config instead.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-PEAK_TFLOPS = {"v5p": 459.0, "v6e": 918.0}
+from ddiloco.planning.tpus import GENERATIONS
 
 
 def islands(
@@ -21,16 +21,16 @@ def islands(
   """
   seconds = []
   for generation, chips, samples in slices:
-    if generation not in PEAK_TFLOPS:
+    if generation not in GENERATIONS:
       raise ValueError(
-        f"generation {generation!r}: known are {', '.join(PEAK_TFLOPS)}"
+        f"generation {generation!r}: known are {', '.join(GENERATIONS)}"
       )
     if chips % chips_per_device:
       raise ValueError(
         f"{chips} chips are no multiple of {chips_per_device}, which is what "
         "an emulated device stands for"
       )
-    seconds.append(samples / (chips * PEAK_TFLOPS[generation]))
+    seconds.append(samples / (chips * GENERATIONS[generation].flops))
   return {
     "count": len(slices),
     "devices": tuple(chips // chips_per_device for _, chips, _ in slices),

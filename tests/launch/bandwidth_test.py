@@ -4,14 +4,8 @@ import json
 
 import pytest
 
-from tests.launch.commands import assert_user_error, server
+from tests.launch.commands import assert_user_error
 from tests.live import processes
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
 
 
 def test_the_table(command, tmp_path):

@@ -66,3 +66,12 @@ def contents(folder):
     for path in folder.rglob("*")
     if path.is_file()
   }
+
+
+def tiny_config(*more):
+  """The flags of a small config on a small text, and more of them."""
+  return (
+    f"--config={processes.CONFIG}",
+    f"--config.data.path={processes.text()}",
+    *more,
+  )

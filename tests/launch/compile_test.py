@@ -7,42 +7,28 @@ import sys
 import pytest
 
 from ddiloco.planning import aot
-from tests.launch.commands import assert_user_error, server
+from tests.launch.commands import assert_user_error, tiny_config
 from tests.live import processes
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
-
-
-def flags(*more):
-  return (
-    f"--config={processes.CONFIG}",
-    f"--config.data.path={processes.text()}",
-    *more,
-  )
 
 
 @pytest.mark.parametrize(
   "given, words",
   [
-    (flags(), ["--topology is missing", "v5p:4x4x4"]),
+    (tiny_config(), ["--topology is missing", "v5p:4x4x4"]),
     (("--topology=v5p:4x4x4",), ["--workdir", "--config"]),
-    (flags("--topology=v9:2x2"), ["'v9'", "v5e, v5p, v6e"]),
-    (flags("--topology=v5p:5x5x5"), ["no such slice of v5p"]),
-    (flags("--topology=v5p:8x8"), ["2 dimensions", "have 3"]),
+    (tiny_config("--topology=v9:2x2"), ["'v9'", "v5e, v5p, v6e"]),
+    (tiny_config("--topology=v5p:5x5x5"), ["no such slice of v5p"]),
+    (tiny_config("--topology=v5p:8x8"), ["2 dimensions", "have 3"]),
     (
-      flags("--topology=v5e:2x2", "--config.learners.mesh=(3,-1,1)"),
+      tiny_config("--topology=v5e:2x2", "--config.learners.mesh=(3,-1,1)"),
       ["learners.mesh", "does not fit"],
     ),
     (
-      flags("--topology=v5e:2x4", "--config.learners.batch_size=(6,)"),
+      tiny_config("--topology=v5e:2x4", "--config.learners.batch_size=(6,)"),
       ["learners.batch_size = 6", "8 ways", "multiple of 8"],
     ),
     (
-      flags("--topology=v5e:2x2", "--output=/nowhere/at/all.json"),
+      tiny_config("--topology=v5e:2x2", "--output=/nowhere/at/all.json"),
       ["--output=/nowhere/at/all.json", "cannot be written"],
     ),
   ],
@@ -54,7 +40,7 @@ def test_bad_input_is_refused(command, given, words):
 @pytest.mark.skipif(aot.available(), reason="libtpu is installed")
 def test_without_the_compiler(command):
   batch = "--config.learners.batch_size=(4,)"
-  result = command("compile", *flags("--topology=v5e:2x2", batch))
+  result = command("compile", *tiny_config("--topology=v5e:2x2", batch))
   assert_user_error(result, "pip install '.[tpu]'", "no TPU is needed")
 
 
@@ -63,7 +49,7 @@ def test_a_small_model_for_a_slice(command, tmp_path):
   output = tmp_path / "compile.json"
   result = command(
     "compile",
-    *flags("--topology=v5e:2x2", "--config.learners.batch_size=(4,)"),
+    *tiny_config("--topology=v5e:2x2", "--config.learners.batch_size=(4,)"),
     "--nolargest_batch",
     f"--output={output}",
   )
@@ -77,7 +63,7 @@ def test_a_small_model_for_a_slice(command, tmp_path):
 @pytest.mark.skipif(not aot.available(), reason=f"no libtpu: {aot.INSTALL}")
 def test_several_at_once():
   """libtpu takes a lock, which would end the second one."""
-  argv = flags("--topology=v5e:2x2", "--config.learners.batch_size=(4,)")
+  argv = tiny_config("--topology=v5e:2x2", "--config.learners.batch_size=(4,)")
   running = [
     subprocess.Popen(
       [sys.executable, "-m", "launch.compile", *argv, "--nolargest_batch"],

@@ -8,17 +8,10 @@ import pytest
 
 from ddiloco.config import ConfigError, from_dict
 from ddiloco.live.syncer import run_syncer
-from tests.launch.commands import assert_user_error, contents, server
+from tests.launch.commands import assert_user_error, contents
 from tests.live import processes
 from tests.live.processes import run_flags, small_disk
 from tests.live.tiny import get_config
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
-
 
 # --- Flags and configs -------------------------------------------------------
 

@@ -4,17 +4,11 @@ import json
 
 import pytest
 
-from tests.launch.commands import assert_user_error, server
+from tests.launch.commands import assert_user_error
 from tests.live.processes import ROOT
 
 QUICKSTART = f"--config={ROOT / 'experiments/quickstart/config.py'}"
 OWN = f"--config={ROOT / 'tests/sim/small.py'}"
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
 
 
 def test_it_compares_strategies_of_a_model_no_machine_here_could_hold(

@@ -6,13 +6,7 @@ import pytest
 
 from ddiloco.protocol import faults
 from experiments.goodput import analysis
-from tests.launch.commands import assert_user_error, launch, server
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
+from tests.launch.commands import assert_user_error, launch
 
 
 def test_the_table_is_the_papers(tmp_path):

@@ -4,23 +4,11 @@ import json
 
 import pytest
 
-from tests.launch.commands import assert_user_error, server
-from tests.live import processes
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
+from tests.launch.commands import assert_user_error, tiny_config
 
 
 def flags(*more):
-  return (
-    f"--config={processes.CONFIG}",
-    f"--config.data.path={processes.text()}",
-    "--nocompile",
-    *more,
-  )
+  return tiny_config("--nocompile", *more)
 
 
 SOUND = ("--islands=2*v5e:1x1", "--wan_gbps=2")

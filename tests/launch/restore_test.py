@@ -5,15 +5,9 @@ import shutil
 import pytest
 
 from ddiloco.protocol import keys
-from tests.launch.commands import assert_user_error, contents, launch, server
+from tests.launch.commands import assert_user_error, contents, launch
 
 CONFIG = "--config=tests/sim/small.py"
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
 
 
 @pytest.fixture(scope="module")

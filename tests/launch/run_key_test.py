@@ -8,14 +8,8 @@ from ddiloco.live import run_key
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.workdir import open_exchange
 from ddiloco.protocol import keys
-from tests.launch.commands import assert_user_error, contents, server
+from tests.launch.commands import assert_user_error, contents
 from tests.live.processes import run_flags
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
 
 
 def make_key(path, secret=b"0123456789abcdef0123456789abcdef", mode=0o600):

@@ -10,18 +10,11 @@ from tests.launch.commands import (
   assert_user_error,
   contents,
   launch,
-  server,
 )
 
 CONFIG = "--config=tests/sim/small.py"
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
 
 
 def test_a_history_then_training_along_it(command, tmp_path):

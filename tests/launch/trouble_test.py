@@ -4,17 +4,11 @@ import json
 
 import pytest
 
-from tests.launch.commands import assert_user_error, contents, server
+from tests.launch.commands import assert_user_error, contents
 from tests.live import processes
 from tests.live.processes import run_flags, small_disk, wait_for
 
 pytestmark = pytest.mark.live
-
-
-@pytest.fixture(scope="module")
-def command():
-  with server() as run:
-    yield run
 
 
 def test_the_launcher_passes_on_what_its_syncer_finds(tmp_path):
