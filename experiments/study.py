@@ -64,10 +64,11 @@ def execute(
       each are done sooner than one after the other on both.
 
   Raises `RuntimeError` with the end of a run's log if one fails; what runs
-  beside it is finished first.
+  beside it is finished first. `ValueError` where the folder has a run of that
+  name that was told otherwise (fewer tokens, say).
   """
   runs = list(runs)
-  found = {run.name: _summary(folder / "runs" / run.name) for run in runs}
+  found = {run.name: _finished(run, folder / "runs" / run.name) for run in runs}
   missing = [run for run in runs if found[run.name] is None]
   print(f"{len(missing)} of {len(runs)} runs to do", file=sys.stderr)
   shares: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
@@ -125,6 +126,20 @@ def _simulate(
   if code or summary is None:
     tail = "\n".join(log.read_text().splitlines()[-8:])
     raise RuntimeError(f"run {run.name} ended with {code}; {log}:\n{tail}")
+  return summary
+
+
+def _finished(run: Run, workdir: pathlib.Path) -> dict[str, Any] | None:
+  summary = _summary(workdir)
+  if summary is None:
+    return None
+  told = (workdir / "log.txt").read_text().partition("\n")[0]
+  if f" {' '.join(run.arguments)} --config.seed=" not in told:
+    raise ValueError(
+      f"{workdir} was made by\n  {told}\nnot with\n  "
+      f"{' '.join(run.arguments)}\nGive this study another output folder, or "
+      "delete that run."
+    )
   return summary
 
 

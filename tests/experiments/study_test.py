@@ -103,6 +103,11 @@ def test_a_study_is_taken_up_where_it_was(tmp_path):
   losses = study.losses(runs, found)
   assert losses["two"][1] < losses["one"][1]
 
+  told_otherwise = runs[0]._replace(arguments=runs[1].arguments)
+  with pytest.raises(ValueError, match="(?s)stop.rounds=3.*stop.rounds=4"):
+    study.execute([told_otherwise], tmp_path)
+  assert kept.stat().st_mtime_ns == before
+
 
 @pytest.mark.slow
 def test_a_run_that_fails_says_why(tmp_path):
