@@ -55,10 +55,15 @@ def check_header(
 
 
 def is_outlier(norm: int, recent: tuple[int, ...], rules: Rules) -> bool:
-  """Whether a norm is far above the running median of its fragment's."""
-  if not rules.outlier_permille or len(recent) < NORMS_NEEDED:
+  """Whether a norm is far above the running median of its fragment's.
+
+  Norms of zero tell no scale: experts that were never chosen have them, and
+  everything in a warm-up from zero.
+  """
+  known = sorted(norm for norm in recent if norm)
+  if not rules.outlier_permille or len(known) < NORMS_NEEDED:
     return False
-  median = sorted(recent)[len(recent) // 2]
+  median = known[len(known) // 2]
   return norm * PERMILLE > median * rules.outlier_permille
 
 

@@ -128,6 +128,15 @@ def test_an_outlier_is_above_the_factor_times_the_median():
   assert not admission.is_outlier(0, recent, RULES)
 
 
+def test_norms_of_zero_tell_no_scale():
+  """A warm-up from zero, or an expert that was never chosen."""
+  zeros = (0,) * 9
+  assert not admission.is_outlier(10**9, zeros, RULES)
+  few = (*zeros, *(1,) * (admission.NORMS_NEEDED - 1))
+  assert not admission.is_outlier(10**9, few, RULES)
+  assert admission.is_outlier(10**9, (*few, 1), RULES)
+
+
 def test_outliers_can_be_switched_off():
   rules = change(RULES, outlier_permille=0)
   assert not admission.is_outlier(10**9, (1,) * 9, rules)
