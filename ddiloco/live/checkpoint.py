@@ -13,6 +13,7 @@ from ddiloco.live.log import logger
 
 _KEEP = 2
 _STATE = "state"  # the name of Orbax's item for it
+_NAMED = 3  # tensors that a message names
 _DIGEST = "sha256"  # of the state, beside the position
 
 
@@ -109,20 +110,32 @@ class Checkpoints:
     saved = ocp.StandardCheckpointHandler().metadata(
       self._directory / str(number) / _STATE
     )
-    found, wanted = (
-      sorted(tuple(x.shape) for x in jax.tree.leaves(tree))
-      for tree in (saved.tree, abstract)
+    found, wanted = _shapes(saved.tree), _shapes(abstract)
+    if found == wanted:
+      return
+    odd = [
+      f"{path} has shape {wanted.get(path, 'none')} here and "
+      f"{found.get(path, 'none')} there"
+      for path in wanted | found  # ours first
+      if found.get(path) != wanted.get(path)
+    ]
+    raise ValueError(
+      f"it is another program's, {len(odd)} tensors differ: "
+      + "; ".join(odd[:_NAMED])
     )
-    if found != wanted:
-      odd = [shape for shape in found if shape not in wanted] or found
-      raise ValueError(
-        f"it holds {len(found)} tensors, one of them of shape {odd[0]}, where "
-        f"this program has {len(wanted)} of other shapes"
-      )
 
   def close(self) -> None:
     """Releases Orbax's threads."""
     self._manager.close()
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  """By path, which Orbax saves as names alone."""
+  flat, _ = jax.tree.flatten_with_path(tree)
+  return {
+    "/".join(ocp.utils.tuple_path_from_keypath(path)): tuple(x.shape)
+    for path, x in flat
+  }
 
 
 def _digest(state: Any) -> str:

@@ -194,6 +194,7 @@ def test_another_programs_checkpoint_is_left_alone(
   other = make_state(0, width=24)
   assert open_checkpoints().restore(other) is None
   assert len(warnings) == 1 and "checkpoint 40 is not used" in warnings[0]
+  assert "params/w has shape (24, 16) here and (8, 16) there" in warnings[0]
   assert open_checkpoints().restore(make_state()).position == position(40)
 
 
@@ -201,6 +202,16 @@ def test_a_state_of_another_structure_is_left_alone(open_checkpoints, warnings):
   open_checkpoints().save(make_state(3), position(40))
   assert open_checkpoints().restore({"other": jnp.zeros(3)}) is None
   assert len(warnings) == 1
+  assert "other has shape (3,) here and none there" in warnings[0]
+
+
+def test_tensors_whose_shapes_are_swapped_are_named(open_checkpoints, warnings):
+  saved = {"a": jnp.zeros((2, 3)), "b": [jnp.zeros((4, 5))]}
+  open_checkpoints().save(saved, position(40))
+  swapped = {"a": jnp.zeros((4, 5)), "b": [jnp.zeros((2, 3))]}
+  assert open_checkpoints().restore(swapped) is None
+  assert "a has shape (4, 5) here and (2, 3) there" in warnings[0]
+  assert "b/0 has shape (2, 3) here and (4, 5) there" in warnings[0]
 
 
 SAVER = """
