@@ -31,8 +31,27 @@ def script(config: Config, *, live: bool) -> tuple[fault_script.Fault, ...]:
       learners=config.learners.count,
       stop_rounds=config.stop.rounds or None,
       shards=config.syncer.shards,
+      quorum=config.quorum,
       live=live,
     )
   except (ValueError, OSError) as error:
     raise ConfigError(f"--faults: {error}") from error
+  _check_shared(config, found)
   return found
+
+
+def _check_shared(
+  config: Config, script: tuple[fault_script.Fault, ...]
+) -> None:
+  """A global batch is shared by the config's own script."""
+  own = fault_script.parse(config.faults) if config.faults.strip() else ()
+  mine, theirs = (
+    {fault for fault in faults if fault.what in fault_script.PRESENCE}
+    for faults in (script, own)
+  )
+  if config.learners.global_batch and mine != theirs:
+    raise ConfigError(
+      f"--faults starts or stops learners, but learners.global_batch = "
+      f"{config.learners.global_batch} is shared by those whom --config.faults "
+      "names, as every process must know them. Set that instead."
+    )

@@ -34,6 +34,7 @@ __all__ = [
   "FACTOR_PERMILLE_MAX",
   "FORMS",
   "KINDS",
+  "PRESENCE",
   "Fault",
   "check",
   "from_json",
@@ -49,6 +50,7 @@ FORMS = (
   ' {"at": {"round": 60}, "who": "learner 1", "what": "kill", "for": {"s": 5}},'
   ' where "at" may be {"s": 12.5} and slow has "factor": 3'
 )
+PRESENCE = ("start", "stop")  # what says who is there
 _UNITS_NS = {
   "ns": 1,
   "us": 1_000,
@@ -131,6 +133,7 @@ def check(
   learners: int,
   stop_rounds: int | None,
   shards: int = 1,
+  quorum: int = 1,
   live: bool = True,
 ) -> None:
   """Refuses a script that contradicts itself or the run.
@@ -143,6 +146,7 @@ def check(
     learners: How many there can be, late joiners included.
     stop_rounds: The round at which the run ends, if it has one.
     shards: Of the syncer.
+    quorum: The learners that a round needs.
     live: Whether it must be one that a live run can perform.
 
   Raises:
@@ -173,19 +177,34 @@ def check(
     problem = first.actor == second.actor and _conflict(first, second)
     if problem:
       raise _error(j, second, f"{problem} by record {i} ({to_text([first])!r})")
-  late = {f.learner for f in faults if f.what == "start"}
-  if len(late) == learners and all(
-    f.at_round is not None for f in faults if f.what == "start"
-  ):
-    raise ValueError(
-      "the fault script starts every learner at a round, so none is there to"
-      " reach it; leave one out or start it at a time, as 'at 5s'"
-    )
+  _check_present(numbered, learners, quorum)
+
+
+def _check_present(
+  faults: list[tuple[int, Fault]], learners: int, quorum: int
+) -> None:
+  """Who starts at a round needs others who reach it."""
+  late = [
+    (fault.at_round, number, fault)
+    for number, fault in faults
+    if fault.what == "start" and fault.at_round is not None
+  ]
+  present = learners - len(late)
+  for _, number, fault in sorted(late, key=lambda item: item[:2]):
+    if present < quorum:
+      raise _error(
+        number,
+        fault,
+        f"it never happens: a round needs {quorum} learners, and {present} are "
+        "there to reach it. Start it at a time, as 'at 5s', or lower "
+        "sync.quorum_min",
+      )
+    present += 1
 
 
 def _conflict(first: Fault, second: Fault) -> str:
   """Why `second`, of the same actor, cannot follow `first`; or nothing."""
-  if first.what == second.what and first.what in ("start", "stop"):
+  if first.what == second.what and first.what in PRESENCE:
     return f"{second.actor} is already made to {first.what}"
   if first.at_round is not None and second.at_round is not None:
     gap, span = second.at_round - first.at_round, 0

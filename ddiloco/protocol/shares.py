@@ -34,7 +34,13 @@ def make_shares(config: Config) -> tuple[Share, ...]:
     return ()
   begin, end = {}, {}
   for fault in faults.parse(config.faults) if config.faults else ():
-    if fault.at_round is not None and fault.what in ("start", "stop"):
+    if fault.what in faults.PRESENCE:
+      if fault.at_round is None:
+        raise ConfigError(
+          f"learners.global_batch = {learners.global_batch}, but "
+          f"{faults.to_text([fault])!r} is at a time: learners share the batch "
+          "by rounds, which all of them know. Use 'at round N'."
+        )
       (begin if fault.what == "start" else end)[fault.learner] = fault.at_round
   found = tuple(
     Share(

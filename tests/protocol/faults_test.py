@@ -291,6 +291,16 @@ def test_without_a_last_round_any_round_passes():
 
 def test_a_run_that_no_learner_could_begin_is_refused():
   script = "at round 1 start learner 0; at round 1 start learner 1"
-  with pytest.raises(ValueError, match="starts every learner at a round"):
+  with pytest.raises(ValueError, match="needs 1 learners, and 0 are there"):
     faults.check(faults.parse(script), learners=2, stop_rounds=None)
   faults.check(faults.parse(script), learners=3, stop_rounds=None)
+
+
+def test_a_learner_that_a_round_would_wait_for_cannot_start_at_one():
+  script = "at round 9 start learner 1; at round 4 start learner 0"
+  limits = {"learners": 4, "stop_rounds": None}
+  faults.check(faults.parse(script), **limits, quorum=2)
+  with pytest.raises(ValueError, match="fault 2 .*needs 3 learners, and 2 are"):
+    faults.check(faults.parse(script), **limits, quorum=3)
+  later = "at 9s start learner 1; at round 4 start learner 0"
+  faults.check(faults.parse(later), **limits, quorum=3)

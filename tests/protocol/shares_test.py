@@ -52,6 +52,13 @@ def test_who_is_there_is_in_the_fault_script():
   assert per_round[50][1:] == [4, 4]
 
 
+def test_a_time_is_refused_as_nobody_else_knows_it():
+  with pytest.raises(ConfigError, match="'at 2s stop learner 1' is at a time"):
+    make("at 2s stop learner 1", count=3, batch_size=(8,), global_batch=12)
+  assert make("at 2s kill learner 1", count=2, global_batch=12)
+  assert make("at 2s stop learner 1", count=3) == ()
+
+
 def test_a_share_beyond_what_an_island_holds_is_refused():
   with pytest.raises(ConfigError) as error:
     make(
