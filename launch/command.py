@@ -77,7 +77,11 @@ def _parse(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    print(f"error: {error}", file=sys.stderr)
+    reason = str(error)
+    if "Traceback (most recent call last)" in reason:  # of the config file
+      last = reason.rstrip().splitlines()[-1]
+      reason = reason.partition("\n")[0] + " " + last
+    print(f"error: {reason}", file=sys.stderr)
   except Exception as error:  # a config file may raise anything
     # A locked ConfigDict quotes its message, line breaks and all.
     reason = str(error).replace("\\n", ". ").replace("\\'", "'")

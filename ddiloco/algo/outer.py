@@ -188,14 +188,13 @@ class OuterStep:
   def __init__(self, tx: optax.GradientTransformation, shapes: codecs.Shapes):
     """Takes any optax transformation and the shapes of the tensors.
 
-    `ConfigError` if its state could not be stored: a step must not change
-    its shapes and dtypes.
+    `ConfigError` if it cannot step on these, or if its state could not be
+    stored: a step must not change its shapes and dtypes.
     """
     self._init, self._apply = tx.init, _compiled(tx)
     params = tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
     # The shapes and dtypes of a state, for `state_from_bytes`.
-    self.template: optax.OptState = jax.eval_shape(tx.init, params)
-    _check_steps(self._apply, params, self.template)
+    self.template: optax.OptState = _check_steps(tx, self._apply, params)
 
   def init(self, params: Params) -> optax.OptState:
     """The state before the first step."""
@@ -230,9 +229,17 @@ def _compiled(
 
 
 def _check_steps(
-  step: Callable[..., Any], params: Any, before: optax.OptState
-) -> None:
-  _, after = jax.eval_shape(step, params, before, params, np.int32(1))
+  tx: optax.GradientTransformation, step: Callable[..., Any], params: Any
+) -> optax.OptState:
+  """The shapes and dtypes of its state."""
+  try:
+    before = jax.eval_shape(tx.init, params)
+    _, after = jax.eval_shape(step, params, before, params, np.int32(1))
+  except Exception as error:  # it may be a user's, and raise anything
+    raise ConfigError(
+      f"the outer optimizer (outer.name) cannot step on tensors of shapes "
+      f"{[x.shape for x in params]}: {type(error).__name__}: {error}."
+    ) from error
   if _specs(before) != _specs(after):
     raise ConfigError(
       f"the outer optimizer (outer.name) turns a state {_specs(before)} into "
@@ -244,6 +251,7 @@ def _check_steps(
         f"the outer optimizer (outer.name) has a state of {leaf.dtype}, which "
         "cannot be stored. Use integers and floats."
       )
+  return before
 
 
 def _specs(tree: Any) -> tuple[list[Any], Any]:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import optax
 
 from ddiloco.algo import codecs, outer
 from ddiloco.algo.fragments import Layout, make_layout
-from ddiloco.config import Config, ConfigError, OuterConfig
+from ddiloco.config import Config, ConfigError, MergeConfig, OuterConfig
 from ddiloco.config import codecs as codec_options
 
 _SYNCER = -1  # among the numbers of learners
@@ -40,7 +41,7 @@ def lay_out(config: Config, params: Any) -> Layout:
   """The fragments of these parameters; `ConfigError` if they have none such."""
   sync = config.sync
   try:
-    return make_layout(
+    layout = make_layout(
       params,
       sync.num_fragments,
       sync.fragmentation,
@@ -52,6 +53,16 @@ def lay_out(config: Config, params: Any) -> Layout:
       f"sync.num_fragments = {sync.num_fragments}, sync.fragmentation = "
       f"{sync.fragmentation!r}: {error}."
     ) from error
+  pattern = config.merge.embedding_pattern
+  if pattern != MergeConfig().embedding_pattern and not any(
+    re.search(pattern, spec.path) for spec in layout.tensors
+  ):
+    raise ConfigError(
+      f"merge.embedding_pattern = {pattern!r}, but it is found in no "
+      f"parameter's path: they are {layout.tensors[0].path!r} and the like "
+      "(launch.fragments --all lists them)."
+    )
+  return layout
 
 
 def load_program(
@@ -140,13 +151,17 @@ def make_outer(config: Config) -> optax.GradientTransformationExtraArgs:
 def _outer(options: OuterConfig) -> optax.GradientTransformationExtraArgs:
   if ":" not in options.name:
     return outer.make_outer(options)
-  own = _load_function("outer.name", options.name)(options)
-  if not isinstance(own, optax.GradientTransformation):
+  make = _load_function("outer.name", options.name)
+  try:
+    own = make(options)
+    if not isinstance(own, optax.GradientTransformation):
+      raise TypeError(f"it returns {type(own).__name__}")
+  except Exception as error:  # a user's function may raise anything
     raise ConfigError(
-      f"outer.name = {options.name!r} returns {type(own).__name__}. It takes "
-      "the outer group of the config and returns an "
+      f"outer.name = {options.name!r}: {type(error).__name__}: {error}. It "
+      "takes the outer group of the config and returns an "
       "optax.GradientTransformation."
-    )
+    ) from error
   return outer.make_outer(options, own)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from ddiloco.algo.outer import OuterStep
 from ddiloco.config import ConfigError, from_dict
 from ddiloco.engine import loading
 from ddiloco.engine.syncer_arrays import SyncerArrays
@@ -91,12 +92,24 @@ def test_outer_states_survive_the_syncer(name):
     (HERE + ":missing", "missing.*module:function"),
     ("no_such_module:f", "no_such_module.*module:function"),
     (HERE + ":no_optimizer", "returns float.*optax.GradientTransformation"),
+    ("optax:sgd", "optax:sgd.*TypeError.*the outer group of the config"),
+    ("os:getcwd", "os:getcwd.*TypeError.*optax.GradientTransformation"),
   ],
 )
 def test_own_outer_optimizers_that_are_none_are_refused(name, words):
   config = make_config(outer={"name": name})
   with pytest.raises(ConfigError, match=words):
     loading.make_outer(config)
+
+
+def divides_by_zero(config):
+  return optax.stateless(lambda updates, params: 1 / 0)
+
+
+def test_own_outer_optimizers_that_cannot_step_are_refused():
+  config = make_config(outer={"name": HERE + ":divides_by_zero"})
+  with pytest.raises(ConfigError, match="cannot step.*ZeroDivisionError"):
+    OuterStep(loading.make_outer(config), [(3,)])
 
 
 def test_state_of_another_optimizer_is_refused():

@@ -72,6 +72,18 @@ def test_it_shows_the_fragments_of_a_program_of_ones_own(command, tmp_path):
     ),
     ([QUICKSTART, "--config.sync.layer_pattern=(a)(b)"], ["2 groups"]),
     ([QUICKSTART, "--config.sync.frozen=("], ["sync.frozen = '('", "regular"]),
+    (
+      [QUICKSTART, "--config.merge.embedding_pattern=("],
+      ["merge.embedding_pattern = '('", "regular"],
+    ),
+    (
+      [QUICKSTART, "--config.merge.embedding_pattern=wte"],
+      ["merge.embedding_pattern = 'wte'", "no parameter's path", "embedding"],
+    ),
+    (
+      [QUICKSTART + ":dilco"],
+      ["algorithm = 'dilco'", "Did you mean diloco?"],
+    ),
     ([QUICKSTART, "--output=/no/where.json"], ["--output=/no/where.json"]),
     (
       [OWN, "--config.sync.frozen=nothing"],
