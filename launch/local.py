@@ -9,7 +9,7 @@ Run again on the same workdir, it resumes.
 
 import pathlib
 
-from ddiloco.config import Config
+from ddiloco.config import Config, ConfigError
 from ddiloco.engine.sealing import SealedExchange
 from ddiloco.protocol.faults import Fault
 from ddiloco.types import Exit, Status
@@ -23,6 +23,12 @@ def main() -> int:
   """Trains until the run ends; prints the summary and where the report is."""
   workdir = common.workdir()
   config = common.config(workdir)
+  if config.elastic.slices > 1:
+    raise ConfigError(
+      f"elastic.slices = {config.elastic.slices}, but slices that fail and "
+      "return are simulated only: use launch.simulate, or "
+      "--config.elastic.slices=1."
+    )
   script = faults.script(config, live=True)
   return train(workdir, config, script, common.open_exchange(workdir))
 

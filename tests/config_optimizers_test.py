@@ -78,7 +78,11 @@ def test_what_works_is_taken(groups):
       "overwrite_scale = 1.0",
     ),
     ("merge", {"rda_scope": "axis"}, "tensor, row, fragment"),
-    ("merge", {"rule": "average", "rda_scope": "row"}, "both 'average'"),
+    (
+      "merge",
+      {"rule": "average", "rda_scope": "row"},
+      "merge.rda_scope = .row. means nothing without",
+    ),
   ],
 )
 def test_what_cannot_work_or_means_nothing_is_refused(group, options, words):

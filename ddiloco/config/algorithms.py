@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 from ddiloco.config.schema import (
   Config,
   ConfigError,
-  SyncConfig,
   did_you_mean,
   flatten,
 )
-from ddiloco.types import Apply, Wait
 
 Keys = Mapping[str, Any]  # dotted key -> value
 
@@ -35,6 +33,8 @@ _PLAIN: Keys = {
   "sync.dynamic_steps": False,
 }
 _SYNCHRONOUS: Keys = _PLAIN | {"sync.wait": "exact", "sync.grace": False}
+# Of one answer, every rule makes the same.
+_ONE_ANSWER: Keys = {"merge.rule": "average", "merge.embedding_rule": "average"}
 _ONE_STEP: Keys = _SYNCHRONOUS | {
   "learners.count": 1,
   "sync.num_fragments": 1,
@@ -43,7 +43,8 @@ _ONE_STEP: Keys = _SYNCHRONOUS | {
   "sync.apply": "when_seen",
   "sync.blend": 0.0,
   "codec.up": "f32",
-  "merge.rule": "average",
+  "codec.down": "none",
+  **_ONE_ANSWER,
   "outer.name": "sgd",
   "outer.learning_rate": 1.0,
   "outer.momentum": 0.0,
@@ -96,8 +97,9 @@ ALGORITHMS: Mapping[str, Algorithm] = {
       "sync.apply": "own",
       "sync.blend": 0.0,
       "sync.eager": False,
+      **_ONE_ANSWER,
     },
-    {"merge.rule": "average", "codec.up": "f32", "codec.error_feedback": False},
+    {"codec.up": "f32", "codec.error_feedback": False},
   ),
   # Its policies include those of all the others, so it fixes nothing.
   "decoupled_diloco": Algorithm(
@@ -123,28 +125,12 @@ def check(config: Config) -> None:
       f"({_named(config.algorithm).summary}) has {key} = {bound!r}. Leave it "
       "out, or choose another algorithm."
     )
-  sync = config.sync
   elastic, smallest = config.elastic, min(config.learners.batch_size)
   if elastic.slices > smallest:
     raise ConfigError(
       f"elastic.slices = {elastic.slices}, but learners.batch_size has "
       f"{smallest}: every slice takes a sample at least. Raise the batch size."
     )
-  for key, means_something, needs in (
-    ("grace_margin", sync.grace, "sync.grace = True"),
-    ("dynamic_steps", sync.apply is Apply.OWN, "sync.apply = 'own'"),
-    (
-      "eager",
-      sync.wait is Wait.EXACT and sync.overlap_steps > 0,
-      "sync.wait = 'exact' and an overlap to bridge",
-    ),
-  ):
-    value = getattr(sync, key)
-    if value != getattr(SyncConfig(), key) and not means_something:
-      raise ConfigError(
-        f"sync.{key} = {value!r} means nothing without {needs}. Set that, or "
-        f"leave sync.{key} out."
-      )
 
 
 def _contradictions(config: Config) -> Iterator[tuple[str, Any, Any]]:

@@ -16,6 +16,7 @@ from ddiloco.config.schema import (
   learner_value,
   require,
 )
+from ddiloco.config.unused import check_unused
 from ddiloco.types import Anchor, Apply, Wait
 
 # Dotted key -> smallest allowed value.
@@ -53,6 +54,7 @@ _MINIMA = {
   "model.shared_hidden": 0,
   "model.balance_loss": 0.0,
   "model.router_z_loss": 0.0,
+  "model.rope_base": 1.0,
   "model.image_size": 0,
   "model.patch_size": 1,
   "data.vocab_size": 257,
@@ -155,6 +157,7 @@ def validate(config: Config) -> None:
   _validate_recovery(config)
   check_model(config)
   check_data(config)
+  check_unused(config)
 
 
 def _validate_sync(config: Config) -> None:
@@ -206,12 +209,15 @@ def _validate_sync(config: Config) -> None:
   )
   if sync.apply is Apply.OWN:
     require(
-      sync.num_fragments == 1 and sync.anchor is Anchor.ANY,
+      sync.num_fragments == 1
+      and sync.anchor is Anchor.ANY
+      and sync.wait is Wait.NEVER,
       "sync.apply",
       "own",
-      f"sync.num_fragments = {sync.num_fragments} and sync.anchor = "
-      f"{str(sync.anchor)!r}",
-      "Applying only one's own commits needs one fragment and anchor='any'.",
+      f"sync.num_fragments = {sync.num_fragments}, sync.anchor = "
+      f"{str(sync.anchor)!r} and sync.wait = {str(sync.wait)!r}",
+      "Applying only one's own commits needs one fragment, anchor='any' and "
+      "wait='never': which commits others get is nothing to wait for.",
     )
   require(
     sync.apply is not Apply.AT_OVERLAP or sync.wait is Wait.EXACT,
@@ -224,17 +230,20 @@ def _validate_sync(config: Config) -> None:
 
 
 def _validate_patterns(config: Config) -> None:
-  for key, groups in (("layer_pattern", 1), ("frozen", 0)):
-    value = getattr(config.sync, key)
+  for key, value, groups in (
+    ("sync.layer_pattern", config.sync.layer_pattern, 1),
+    ("sync.frozen", config.sync.frozen, 0),
+    ("merge.embedding_pattern", config.merge.embedding_pattern, 0),
+  ):
     try:
       found = re.compile(value).groups
     except re.error as error:
       raise ConfigError(
-        f"sync.{key} = {value!r}, but it is not a regular expression: {error}."
+        f"{key} = {value!r}, but it is not a regular expression: {error}."
       ) from error
     require(
       found == groups or not groups,
-      f"sync.{key}",
+      key,
       value,
       f"it has {found} groups instead of {groups}",
       "The group is the layer's number; write others as (?:...).",
@@ -250,14 +259,6 @@ def _validate_merging(config: Config) -> None:
     "Set one of them.",
   )
   codecs.check_codecs(config)
-  merge = config.merge
-  require(
-    merge.rda_scope == "tensor" or "rda" in (merge.rule, merge.embedding_rule),
-    "merge.rda_scope",
-    merge.rda_scope,
-    "merge.rule and merge.embedding_rule are both 'average'",
-    "Choose rda for one of them, or leave it out.",
-  )
 
 
 def _validate_islands(config: Config) -> None:

@@ -36,10 +36,10 @@ def _check_source(data: DataConfig) -> None:
 def _check_partition(data: DataConfig) -> None:
   default = DataConfig()
   require(
-    data.dirichlet_alpha > 0,
+    0 < data.dirichlet_alpha <= 1e6,
     "data.dirichlet_alpha",
     data.dirichlet_alpha,
-    "it must be positive",
+    "it must be positive, and at most 1e6",
     "100 makes shards much alike, 0.1 very unlike.",
   )
   require(

@@ -31,7 +31,8 @@ def own_interval(state: LearnerState, t: int, rules: Rules) -> int:
   """Own steps from one answer to the next, which is to be round t's.
 
   With dynamic steps (DyLU, arXiv 2401.09135) a slower learner takes fewer, so
-  that all answer equally often.
+  that all answer equally often. The paper rounds down, from speeds that are
+  known; these are measured, and the fastest learner would lose a step by it.
   """
   gap = rules.schedule.gap(t)
   if not (rules.dynamic_steps and state.fastest_ns and state.step_ns):

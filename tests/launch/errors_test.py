@@ -56,6 +56,24 @@ CONFIG_ERRORS = {
     ["--config.learners.count=5", "--config.sync.quorum_min=1"],
     ["learners.count = 5", "data.shards = 4", "raise data.shards"],
   ),
+  "slices that only a simulation has": (
+    ["--config.elastic.slices=2"],
+    ["elastic.slices = 2", "launch.simulate"],
+  ),
+  "a batch that a script of its own does not share": (
+    [
+      "--config.learners.global_batch=4",
+      "--faults=at round 3 stop learner 1",
+    ],
+    ["--faults", "learners.global_batch = 4", "--config.faults"],
+  ),
+  "a start that everybody waits for": (
+    [
+      "--config.sync.quorum_min=2",
+      "--config.faults=at round 3 start learner 1",
+    ],
+    ["'at round 3 start learner 1'", "needs 2 learners, and 1 are there"],
+  ),
   "a mesh that does not fit": (
     ["--config.learners.devices=(4,)", "--config.learners.mesh=(3,1,1)"],
     ["learners.mesh = (3, 1, 1)", "4 devices"],

@@ -1,6 +1,5 @@
 """Every algorithm of the family, simulated; and the options of some."""
 
-import dataclasses
 import json
 
 import pytest
@@ -45,7 +44,17 @@ def test_each_trains_and_comes_out_the_same_again(algorithm, tmp_path):
 def test_decoupled_with_everybody_waiting_is_streaming(tmp_path):
   """K = M under wait = exact: the same parameters after every round."""
   streaming = make_config("streaming_diloco")
-  decoupled = dataclasses.replace(streaming, algorithm="decoupled_diloco")
+  decoupled = make_config(
+    "decoupled_diloco",
+    **{
+      "sync.quorum_min": streaming.learners.count,
+      "sync.grace": False,
+      "sync.wait": "exact",
+      "sync.apply": "at_overlap",
+      "sync.blend": 0.5,
+      "merge.rule": "average",
+    },
+  )
   digests = []
   for config in (streaming, decoupled):
     code, _ = runs.run(tmp_path / config.algorithm, config, seed=5)
