@@ -7,6 +7,8 @@ A run that is given `--config.init.path=DIR` starts from them.
 """
 
 import pathlib
+import signal
+import sys
 import threading
 
 from absl import flags
@@ -36,6 +38,8 @@ def main() -> int:
   from ddiloco.live.evaluator import newest_params
   from ddiloco.lm import export
 
+  # What is half-written is removed on the way out.
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(Exit.STOPPED))
   output = pathlib.Path(OUTPUT.value).absolute()
   export.check_output(output)
   setup = setup_lib.open_setup(

@@ -45,9 +45,8 @@ def whereabouts(exchange: SealedExchange) -> list[str]:
   """The flags that bring another process to this exchange, with its key."""
   found = [f"--exchange={exchange.url}"]
   if RUN_KEY_FILE.value is not None:
-    found.append(
-      f"--run_key_file={pathlib.Path(RUN_KEY_FILE.value).absolute()}"
-    )
+    path = pathlib.Path(RUN_KEY_FILE.value).absolute()
+    found.append(f"--run_key_file={path}")
   return found
 
 
@@ -67,6 +66,8 @@ def workdir() -> pathlib.Path:
   if not WORKDIR.value:
     raise ConfigError("--workdir is missing: name a directory for the run.")
   path = pathlib.Path(WORKDIR.value).absolute()
+  if CONFIG.value is None and not path.is_dir():
+    workdir_lib.read_config(path)  # says that there is none
   try:
     path.mkdir(parents=True, exist_ok=True)
     probe = path / f".probe-{os.getpid()}"

@@ -143,4 +143,10 @@ def with_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
       f"{', '.join(preset)}) is set, to its default value, and would win. "
       "Leave them out of the config, or set them to None."
     )
+  if all(given.get(key, value) != value for key, value in preset.items()):
+    raise ConfigError(
+      f"model.preset = {name!r}, but the config sets every key that it gives ("
+      f"{', '.join(preset)}) to another value, and would win. Leave the preset "
+      "out, or set the keys to None."
+    )
   return {**values, "model": {**preset, **given}}

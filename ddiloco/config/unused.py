@@ -81,8 +81,8 @@ _OPTIONS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
   ),
   (
     "data.path",
-    lambda c: c.data.source in ("text", "array_record"),
-    "data.source = 'text' or 'array_record'",
+    lambda c: c.data.source != "sotu",
+    "data.source = 'text', or another that reads files",
   ),
   (
     "data.vocab_size",

@@ -6,13 +6,14 @@ their paths, and `tokenizer.json` if the tokenizer was trained.
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -55,8 +56,9 @@ def write(
     "model": dataclasses.asdict(config.model),
     "tokenizer": tokenizer and _tokenizer_facts(config, tokenizer),
     "tensors": {name: list(x.shape) for name, x in named.items()},
+    "sha256": {name: _digest(x) for name, x in named.items()},
   }
-  with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as tmp:
+  with _beside(output) as tmp:
     made = pathlib.Path(tmp) / "export"
     made.mkdir()
     (made / weights.ABOUT).write_text(json.dumps(about, indent=2) + "\n")
@@ -72,13 +74,28 @@ def write(
     os.replace(made, output)  # an empty directory may be replaced
 
 
+@contextlib.contextmanager
+def _beside(output: pathlib.Path) -> Iterator[str]:
+  """A temporary directory on the same file system; `ConfigError`."""
+  try:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+      dir=output.parent, prefix=".export-"
+    ) as tmp:
+      yield tmp
+  except OSError as error:
+    raise ConfigError(
+      f"--output={output} cannot be written: {error.strerror or error}. Free "
+      "space there, fix its permissions, or choose another."
+    ) from error
+
+
 def check_output(output: pathlib.Path) -> None:
   """`ConfigError` unless an export may be written there."""
   if output.exists() and (not output.is_dir() or any(output.iterdir())):
     raise ConfigError(
       f"--output={output} exists already. Name a new directory, or remove it."
     )
-  output.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _write_orbax(path: pathlib.Path, params: Any) -> None:
@@ -124,11 +141,35 @@ def load(init: InitConfig, model: ModelConfig, like: Any) -> Any:
   sources = [pick(name, x.shape, present) for name, x in _named(like)]
   _check_tensors(path, sources, present)
   _check_model(path, model)
-  leaves = []
+  digests, leaves = weights.about(path).get("sha256", {}), []
   for source in sources:
-    parts = [source.convert(opened.read(name)) for name in source.names]
+    parts = []
+    for name in source.names:
+      tensor = opened.read(name)
+      _check_numbers(path, name, tensor, digests.get(name))
+      parts.append(source.convert(tensor))
     leaves.append(np.stack(parts) if source.stacked else parts[0])
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _digest(tensor: np.ndarray) -> str:
+  numbers = np.ascontiguousarray(tensor, np.dtype("<f4")).reshape(-1)
+  return hashlib.sha256(numbers.view(np.uint8)).hexdigest()
+
+
+def _check_numbers(
+  path: pathlib.Path, name: str, tensor: np.ndarray, digest: str | None
+) -> None:
+  if digest is not None and digest != _digest(tensor):
+    raise ConfigError(
+      f"init.path = {str(path)!r} is damaged: {name} is not what was exported "
+      f"(its SHA-256 should be {digest[:12]}). Export again."
+    )
+  if not np.isfinite(tensor).all():
+    raise ConfigError(
+      f"init.path = {str(path)!r} has numbers in {name} that are not finite, "
+      "and a run cannot start from them. Export an earlier state."
+    )
 
 
 def _own_source(name: str, shape: tuple[int, ...], _: Any) -> gemma.Source:

@@ -44,22 +44,19 @@ def source(
     return Source(("model.norm.weight",), shape, _same)
   found = _BLOCK.fullmatch(path)
   layer, rest = found.groups() if found else ("", path)
-  stacked = not layer.isdecimal()
-  shape = shape[1:] if found and stacked else shape
+  stacked = bool(found) and not layer.isdecimal()
+  # As many as the model has: one that the checkpoint lacks, or has besides, is
+  # told by its name.
+  layers = range(shape[0]) if stacked else [layer]
+  shape = shape[1:] if stacked else shape
   suffix = _suffixes(present).get(rest)
   if suffix is None:
     raise ConfigError(
-      f"init.path names a Gemma-shaped checkpoint, which has no tensor for "
+      "init.path names a Gemma-shaped checkpoint, which has no tensor for "
       f"{path}. Start from an export of such a model, or from drawn values."
     )
-  layers = range(_layers(present)) if stacked else [int(layer)]
   names = tuple(f"model.layers.{i}.{suffix}.weight" for i in layers)
   return Source(names, *_layout(rest, shape), stacked)
-
-
-def _layers(present: Collection[str]) -> int:
-  numbers = (re.match(r"model\.layers\.(\d+)\.", name) for name in present)
-  return max((int(found[1]) + 1 for found in numbers if found), default=0)
 
 
 def _suffixes(present: Collection[str]) -> dict[str, str]:

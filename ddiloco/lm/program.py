@@ -111,6 +111,8 @@ class LanguageModel:
       else learner_value(config.learners.batch_size, learner)
     )
 
+  reads_init = True  # `init.path`
+
   def init(self) -> State:
     """The initial state: the same bits in every process and on every mesh."""
     state = self._trainer.init(self._config.seed)

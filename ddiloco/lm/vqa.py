@@ -130,6 +130,8 @@ def read_image(path: pathlib.Path, size: int) -> np.ndarray:
     ) from error
   try:
     with Image.open(path) as image:
+      image.verify()  # reading them does not look at checksums
+    with Image.open(path) as image:
       pixels = np.asarray(image.convert("RGB"))
   except (OSError, SyntaxError, ValueError) as error:
     raise ConfigError(

@@ -37,6 +37,8 @@ def pinned(config: Config) -> Config:
   if not init.path or init.sha256:
     return config
   path = pathlib.Path(init.path).absolute()
+  if path.name == SAFETENSORS and (path.parent / ABOUT).is_file():
+    path = path.parent  # an export tells more than its tensors
   init = dataclasses.replace(init, path=str(path), sha256=digest(path))
   return dataclasses.replace(config, init=init)
 
@@ -82,7 +84,12 @@ def about(path: pathlib.Path) -> dict[str, Any]:
     return {}
   try:
     found = json.loads(file.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+      raise ValueError("it holds no JSON object")
+    for key in ("model", "tokenizer", "sha256"):
+      if not isinstance(found.get(key), dict | None):
+        raise ValueError(f"its {key!r} is no JSON object")
+    return found
   except (ValueError, OSError) as error:
     raise ConfigError(f"{file} is damaged: {error}. Export again.") from error
 

@@ -100,6 +100,10 @@ def test_what_cannot_be_exported_is_said_at_once(folder, run, tmp_path):
   assert_user_error(result, "--output is missing")
   result = run("export", f"--workdir={tmp_path}", "--output=x")
   assert_user_error(result, "holds no run")
+  for command in (["export", f"--output={tmp_path}/deep/x"], ["evaluate"]):
+    result = run(*command, f"--workdir={tmp_path}/typo")
+    assert_user_error(result, f"{tmp_path}/typo holds no run")
+  assert list(tmp_path.iterdir()) == []
   result = run("export", "--output=x", "--format=pickle")
   assert result.code == 2 and "orbax|safetensors" in result.err
   result = run(

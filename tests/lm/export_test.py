@@ -256,6 +256,21 @@ def test_tensors_that_do_not_fit_are_named_with_both_shapes(
   )
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_stacked_layers_must_be_as_many(tmp_path, trained, gemma, layers):
+  save_file(gemma, tmp_path / "model.safetensors")  # of two
+  model = {"scan_layers": True, "layers": layers}
+  what = "missing: model.layers.2." if layers == 3 else "not part of the model"
+  refused(starting_from(trained[0], tmp_path, model=model), f"11 {what}")
+
+
+def test_a_checkpoint_without_any_layer_is_refused(tmp_path, trained, gemma):
+  few = {k: v for k, v in gemma.items() if ".layers." not in k}
+  save_file(few, tmp_path / "model.safetensors")
+  model = {"scan_layers": True}
+  refused(starting_from(trained[0], tmp_path, model=model), "22 missing")
+
+
 def test_only_the_first_of_many_tensors_are_named(tmp_path, trained):
   path = write(tmp_path / "x", trained)
   refused(
@@ -330,6 +345,64 @@ def test_another_tokenizer_is_refused(tmp_path, trained):
     build(starting_from(config, tmp_path / "x"), None).check()
 
 
+@pytest.mark.parametrize("format", weights.FORMATS)
+def test_a_flipped_bit_is_told_with_its_tensor(tmp_path, trained, format):
+  """It is in the files before anybody pins them."""
+  write(tmp_path / "x", trained, format)
+  files = [p for p in (tmp_path / "x").rglob("*") if p.is_file()]
+  file = max(files, key=lambda path: path.stat().st_size)
+  told = 0
+  for offset in range(2000, file.stat().st_size, 50_000):
+    garbled = bytearray(file.read_bytes())
+    garbled[offset] ^= 0x10
+    file.write_bytes(garbled)
+    try:
+      refused(starting_from(trained[0], tmp_path / "x"), "x")
+      told += 1
+    finally:
+      garbled[offset] ^= 0x10
+      file.write_bytes(garbled)
+  assert told > 0
+  assert_same(
+    build(starting_from(trained[0], tmp_path / "x"), None).init().params,
+    trained[2],
+  )
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path, trained, gemma):
+  norm = "model.layers.1.input_layernorm.weight"
+  odd = gemma | {norm: np.full_like(gemma[norm], np.nan)}
+  save_file(odd, tmp_path / "model.safetensors")
+  refused(starting_from(trained[0], tmp_path), norm, "not finite")
+
+
+def test_the_tensors_of_an_export_stand_for_all_of_it(tmp_path, trained):
+  write(tmp_path / "x", trained)
+  tensors = tmp_path / "x" / weights.SAFETENSORS
+  refused(
+    starting_from(trained[0], tensors, model={"local_window": 3}),
+    "model.local_window = 3",
+  )
+
+
+@pytest.mark.parametrize(
+  "about, words",
+  [
+    ([], "no JSON object"),
+    ({"model": []}, "'model' is no"),
+    ({"tokenizer": [1]}, "'tokenizer' is no"),
+  ],
+)
+def test_what_an_export_says_of_itself_is_checked(
+  tmp_path, trained, about, words
+):
+  write(tmp_path / "x", trained)
+  (tmp_path / "x" / weights.ABOUT).write_text(json.dumps(about))
+  refused(
+    starting_from(trained[0], tmp_path / "x"), "export.json is damaged", words
+  )
+
+
 def test_unreadable_checkpoints_are_refused(tmp_path, trained):
   config = trained[0]
   init = InitConfig(path=str(tmp_path / "nowhere"))
@@ -368,6 +441,14 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path, trained, format):
     write(tmp_path / "x", trained, format)
   assert contents(tmp_path) == before
   assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_export_below_a_file_is_refused(tmp_path, trained):
+  (tmp_path / "file").write_text("x")
+  with pytest.raises(ConfigError, match="--output=.*cannot be written"):
+    write(tmp_path / "file" / "x", trained)
+  with pytest.raises(ConfigError, match="--output=.*Not a directory"):
+    write(tmp_path / "file" / "deep" / "x", trained)
 
 
 def test_safetensors_are_readable_by_others(tmp_path, trained):

@@ -135,6 +135,13 @@ def test_a_preset_that_would_give_nothing_is_refused():
     from_dict({"model": values, "stop": {"rounds": 1}})
 
 
+def test_a_preset_that_a_shape_of_ones_own_hides_is_refused():
+  keys = PRESETS["dense_12b"]
+  own = {key: value + value for key, value in keys.items()}
+  with pytest.raises(ConfigError, match="dense_12b.*to another value"):
+    preset_config("dense_12b", **own)
+
+
 def test_a_config_file_leaves_the_model_to_the_preset():
   config = get_config().lock()
   assert from_dict(config.to_dict()).model == Config().model

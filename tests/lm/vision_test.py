@@ -140,8 +140,9 @@ def test_patches_see_the_ones_after_them():
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_samples_are_questions_whose_answers_are_targets(path, tokenizer):
+  options = {"byte": {"vocab_size": 1024}}.get(tokenizer, {})  # the default
   config = vqa_config(
-    path, data={"tokenizer": tokenizer, "sequence_length": 24}
+    path, data={"tokenizer": tokenizer, "sequence_length": 24, **options}
   )
   data = vqa.load_vqa(config.data, SIZE)
   entries = vqa.read_questions(pathlib.Path(path) / "train/questions.json")
@@ -255,6 +256,15 @@ def break_image(folder: pathlib.Path) -> str:
   return str(broken)
 
 
+def flip_a_bit(folder: pathlib.Path) -> str:
+  """Of its pixels; what decompresses them does not notice."""
+  broken = folder / "train" / "images" / "5.png"
+  content = bytearray(broken.read_bytes())
+  content[content.index(b"IDAT") + 12] ^= 1
+  broken.write_bytes(content)
+  return str(broken)
+
+
 def remove_image(folder: pathlib.Path) -> str:
   (folder / "test" / "images" / "2.png").unlink()
   return str(folder / "test" / "images" / "2.png")
@@ -292,6 +302,7 @@ def long_question(folder: pathlib.Path) -> str:
   "damage",
   [
     break_image,
+    flip_a_bit,
     remove_image,
     no_image,
     resize_image,
