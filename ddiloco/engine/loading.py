@@ -12,10 +12,19 @@ import numpy as np
 import optax
 
 from ddiloco.algo import codecs, outer
-from ddiloco.algo.fragments import Layout, make_layout
+from ddiloco.algo.fragments import Layout, make_layout, tensor_path
 from ddiloco.config import Config, ConfigError, MergeConfig, OuterConfig
 from ddiloco.config import codecs as codec_options
 
+_METHODS = (
+  "samples_per_step",
+  "init",
+  "params",
+  "with_params",
+  "batch",
+  "tokens",
+  "step",
+)
 _SYNCER = -1  # among the numbers of learners
 
 
@@ -33,6 +42,7 @@ def load_model(config: Config, learner: int | None, cache_dir: str) -> Model:
   """The model of a learner, or (None) of the others; raises `ConfigError`."""
   program = load_program(config, learner, cache_dir)
   state = program.init()
+  _check_arrays(config, program.params(state))
   layout = lay_out(config, program.params(state))
   return Model(program, state, layout, make_codec(config), learner)
 
@@ -73,10 +83,41 @@ def load_program(
   `options` are for build functions that know them (see `takes`).
   """
   build = _load_function("program", config.program)
+  try:
+    inspect.signature(build).bind(config, learner, cache_dir=cache_dir)
+  except (TypeError, ValueError) as error:  # ValueError: of some builtins
+    raise _no_program(config, str(error)) from error
   program = build(config, learner, cache_dir=cache_dir, **options)
+  missing = [name for name in _METHODS if not hasattr(program, name)]
+  if missing:
+    raise _no_program(config, f"what it returns lacks {', '.join(missing)}")
+  if config.init.path and not getattr(program, "reads_init", False):
+    raise ConfigError(
+      f"init.path = {config.init.path!r}, but the program {config.program} "
+      "does not start from it. Load it in init() and set reads_init = True, or "
+      "leave it out."
+    )
   if config.inner.on_overwrite != "keep":
     _require_hook(config, program)
   return program
+
+
+def _no_program(config: Config, what: str) -> ConfigError:
+  return ConfigError(
+    f"program = {config.program!r}: {what}. It must be a function "
+    "build(config, learner, *, cache_dir) that returns a "
+    "ddiloco.engine.ports.Program."
+  )
+
+
+def _check_arrays(config: Config, params: Any) -> None:
+  for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    if not isinstance(leaf, jax.Array):
+      raise ConfigError(
+        f"program = {config.program!r}: params() has {tensor_path(path)!r} as "
+        f"{type(leaf).__module__}.{type(leaf).__name__}, but parameters must "
+        "be jax.Arrays. Put jax.tree.map(jnp.asarray, ...) around them."
+      )
 
 
 def takes(config: Config, option: str) -> bool:

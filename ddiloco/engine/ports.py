@@ -145,6 +145,8 @@ class Program(Protocol):
   `overwritten(state, pieces) -> state` is called when commits have just
   overwritten these parameters (see `ddiloco.algo.fragments.Piece`), so that
   the moments of an inner optimizer can follow `inner.on_overwrite`.
+  `reads_init = True` says that `init()` starts from `init.path` where it is
+  set; for other programs it is refused.
   `launch.compile` needs `lower()`, the jitted step lowered for shapes alone,
   and `flops_per_sample()`, what it computes (see `ddiloco.lm.flops.Flops`);
   and a build function with the argument `devices`. `launch.plan` finds more
