@@ -5,7 +5,6 @@ Neither the syncer nor a learner spends time on it. Results are appended to
 the syncer are written for TensorBoard too.
 """
 
-import json
 import pathlib
 import signal
 import threading
@@ -18,7 +17,7 @@ import numpy as np
 
 from ddiloco.config import Config, ConfigError
 from ddiloco.engine import startup
-from ddiloco.engine.ports import ExchangeError, ExchangeRefused
+from ddiloco.engine.ports import DamagedRun, ExchangeError, ExchangeRefused
 from ddiloco.engine.records import params_digest
 from ddiloco.engine.sealing import RunKey
 from ddiloco.engine.telemetry import Telemetry
@@ -26,7 +25,7 @@ from ddiloco.live import setup as setup_lib
 from ddiloco.live.checkpoint import Checkpoints, Restored
 from ddiloco.live.log import logger
 from ddiloco.protocol.messages import Commit
-from ddiloco.report.workdir import EVALUATIONS, read_lines
+from ddiloco.report.workdir import EVALUATIONS, append_line, read_lines
 from ddiloco.types import Exit
 
 SYNCER, MEAN, LEARNER = "syncer", "mean", "learner:"
@@ -142,7 +141,13 @@ class _Evaluator:
   def evaluate_newest(self) -> None:
     """The newest commit's parameters, unless they were evaluated already."""
     commit, params = newest_params(self._setup)
-    known = [r for r in self.results if r["round"] == commit.round]
+    sequences = self._setup.config.eval.sequences
+    known = [
+      result
+      for result in self.results
+      if result["round"] == commit.round
+      and result.get("sequences") == sequences  # of as much text
+    ]
     if known and self._measure is None:
       _say(known[-1])
       return
@@ -161,7 +166,8 @@ class _Evaluator:
       every = self._setup.config.live.checkpoint_every_steps
       raise ConfigError(
         f"--of={of}, but {self._setup.workdir} holds "
-        f"{'no' if of != MEAN else 'a'} checkpoint of {who}. A live learner "
+        f"{'no' if of != MEAN else 'a'} checkpoint of {who} that can be read "
+        "(a warning above says why, if there is one). A live learner "
         "writes them into the workdir of its own machine when it stops and "
         f"every live.checkpoint_every_steps = {every} steps; a simulation "
         "keeps its own in memory."
@@ -207,9 +213,11 @@ class _Evaluator:
     numbers = {name: float(value) for name, value in measured.items()}
     digest = params_digest(self._setup.layout, params)
     result = {"unix_ns": time.time_ns(), **about, "params_digest": digest}
-    result |= {"tasks": numbers} if self._measure else numbers
-    with open(self._path, "a") as file:
-      file.write(json.dumps(result) + "\n")
+    if self._measure:
+      result["tasks"] = numbers
+    else:
+      result |= {"sequences": self._setup.config.eval.sequences, **numbers}
+    append_line(self._path, result)
     if about["of"] == SYNCER:
       self.results.append(result)
       kind = "tasks" if self._measure else "heldout"
@@ -228,14 +236,22 @@ def _say(result: Mapping[str, Any]) -> None:
 
 def newest_params(setup: setup_lib.Setup) -> tuple[Commit, Any]:
   """The newest commit and its parameters; None for them if interrupted."""
+  failed = None
   while True:
     commit = setup_lib.wait_for_run(setup).commit
     try:
       return commit, setup_lib.load_params(setup, commit, setup.state)
-    except ValueError as error:  # retention was faster
+    except ValueError as error:
       if setup.interrupt.is_set():
         return commit, None
+      if commit == failed:  # retention deletes what a newer commit replaced
+        raise DamagedRun(
+          f"the parameters of round {commit.round}, the newest commit, cannot "
+          f"be read: {error}"
+        ) from error
+      failed = commit
       logger.info("reading the newest commit again: %s", error)
+      setup.interrupt.wait(_POLL_S)
 
 
 def mean(trees: list[Any]) -> Any:

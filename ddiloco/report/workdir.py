@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -120,6 +121,16 @@ def read_lines(path: pathlib.Path, warnings: list[str]) -> list[dict[str, Any]]:
     else:
       warnings.append(f"{path.name}: line {number} is damaged; left out")
   return lines
+
+
+def append_line(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+  """Adds one for `read_lines`; a line that a death cut short stays alone."""
+  with open(path, "a+b") as file:
+    if file.tell():
+      file.seek(-1, os.SEEK_END)
+      if file.read() != b"\n":
+        file.write(b"\n")
+    file.write(json.dumps(value).encode() + b"\n")
 
 
 def read_sessions(lines: list[dict[str, Any]]) -> list[Session]:

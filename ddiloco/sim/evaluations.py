@@ -1,6 +1,5 @@
 """Held-out loss of a simulated run's commits, as a live evaluator tells it."""
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ from ddiloco.engine.loading import Model
 from ddiloco.engine.records import params_digest
 from ddiloco.engine.telemetry import Telemetry
 from ddiloco.protocol.messages import Commit
-from ddiloco.report.workdir import EVALUATIONS
+from ddiloco.report.workdir import EVALUATIONS, append_line
 from ddiloco.sim.jax_compute import place
 
 
@@ -22,6 +21,7 @@ class Evaluations:
     """Without a model, or one that evaluates, nothing is ever due."""
     program = model and model.program
     self._model = model if hasattr(program, "evaluate") else None
+    self._sequences = config.eval.sequences
     self._every = config.eval.every_rounds
     self._path = workdir / EVALUATIONS
     self._path.unlink(missing_ok=True)  # of a run that was cut short
@@ -59,10 +59,10 @@ class Evaluations:
       "round": t,
       "tokens": commit.tokens,
       "params_digest": params_digest(model.layout, placed),
+      "sequences": self._sequences,
       **numbers,
     }
-    with open(self._path, "a") as file:
-      file.write(json.dumps(line) + "\n")
+    append_line(self._path, line)
     heldout = {f"heldout/{name}": value for name, value in numbers.items()}
     self._telemetry.scalars(heldout, commit.tokens)
     self._newest = t

@@ -1,5 +1,6 @@
 """Whose parameters are evaluated: the syncer's, a learner's, the mean."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
+from ddiloco.engine.ports import DamagedRun
 from ddiloco.live import evaluator as lib
 from ddiloco.live import workdir as workdir_lib
 from ddiloco.live.checkpoint import Checkpoints
@@ -146,6 +148,33 @@ def test_the_syncer_is_evaluated_once_whatever_else_was(world):
   assert found[1]["params_digest"] == lines[0]["params_digest"]
   summary = json.loads((workdir / "summary.json").read_text())
   assert summary["params_digest"] == found[1]["params_digest"]
+
+
+def test_other_text_is_measured_anew(world):
+  workdir, config, states = world
+  fewer = dataclasses.replace(
+    config, eval=dataclasses.replace(config.eval, sequences=3)
+  )
+  (line,) = evaluate((workdir, fewer, states))
+  assert (line["of"], line["sequences"]) == ("syncer", 3)
+  assert evaluate((workdir, fewer, states)) == []
+
+
+@pytest.mark.parametrize("damage", ["delete", "flip"])
+def test_parameters_that_are_gone_or_damaged_end_it(world, damage, tmp_path):
+  workdir, config, states = world
+  copy = tmp_path / "copy"
+  shutil.copytree(workdir, copy)
+  (copy / EVALUATIONS).unlink()
+  (object_,) = (copy / "exchange" / "state").glob("000000006.*params")
+  if damage == "delete":
+    object_.unlink()
+  else:
+    content = bytearray(object_.read_bytes())
+    content[len(content) // 2] ^= 1
+    object_.write_bytes(content)
+  with pytest.raises(DamagedRun, match="round 6, the newest commit, cannot"):
+    evaluate((copy, config, states))
 
 
 def test_other_measures_are_kept_apart(world):

@@ -54,6 +54,17 @@ def test_a_bad_line_costs_only_itself(line, tmp_path):
   assert warnings == ["launch.jsonl: line 2 is damaged; left out"]
 
 
+@pytest.mark.parametrize("before", ["", "a\n", "a\ntorn"])
+def test_a_torn_line_does_not_take_the_next_one_along(before, tmp_path):
+  path = tmp_path / "eval.jsonl"
+  path.write_text(before)
+  for n in (1, 2):
+    workdir.append_line(path, {"unix_ns": n})
+  found = workdir.read_lines(path, [])
+  assert [line["unix_ns"] for line in found] == [1, 2]
+  assert path.read_text().startswith(before)
+
+
 def test_strange_values_do_not_stop_a_report(tmp_path):
   journal(
     tmp_path,
