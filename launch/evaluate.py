@@ -24,7 +24,10 @@ OF = flags.DEFINE_string(
   "checkpoint), or mean (of the learners' newest checkpoints).",
 )
 TASKS = flags.DEFINE_list(
-  "tasks", [], "Tasks of lm-evaluation-harness, instead of held-out loss."
+  "tasks",
+  [],
+  "Tasks of lm-evaluation-harness, instead of held-out loss. The paper's are "
+  "arc_easy, arc_challenge, boolq, hellaswag, piqa, social_iqa, winogrande.",
 )
 TASK_DIR = flags.DEFINE_string(
   "task_dir", None, "A directory with further task definitions (*.yaml)."

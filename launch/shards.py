@@ -37,8 +37,9 @@ def main() -> int:
     mix = program.label_mix()
     if mix is None:
       raise ConfigError(
-        f"the text of data.source = {config.data.source!r} has no labels: put "
-        "the documents of each into a sub-directory of its own."
+        f"what data.source = {config.data.source!r} reads has no labels. Text "
+        "has some, with data.source='text', where the documents of each label "
+        "lie in a sub-directory of their own."
       )
     print(partition.describe(mix))
   return Exit.OK

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -68,7 +69,9 @@ def write(
       )
     if format == "safetensors":
       safetensors = weights.import_safetensors()
-      safetensors.numpy.save_file(named, made / weights.SAFETENSORS)
+      file = made / weights.SAFETENSORS
+      safetensors.numpy.save_file(named, file)
+      shutil.copymode(made / weights.ABOUT, file)  # else the owner's alone
     else:
       _write_orbax(made / weights.ORBAX, params)
     os.replace(made, output)  # an empty directory may be replaced

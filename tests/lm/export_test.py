@@ -443,6 +443,18 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path, trained, format):
   assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+def test_one_that_is_stopped_leaves_nothing(tmp_path, trained, monkeypatch):
+  def stopped(path, params):
+    path.mkdir()
+    (path / "half").write_text("written")
+    raise SystemExit(1)
+
+  monkeypatch.setattr(export, "_write_orbax", stopped)
+  with pytest.raises(SystemExit):
+    write(tmp_path / "x", trained, "orbax")
+  assert list(tmp_path.iterdir()) == []
+
+
 def test_an_export_below_a_file_is_refused(tmp_path, trained):
   (tmp_path / "file").write_text("x")
   with pytest.raises(ConfigError, match="--output=.*cannot be written"):
@@ -453,7 +465,9 @@ def test_an_export_below_a_file_is_refused(tmp_path, trained):
 
 def test_safetensors_are_readable_by_others(tmp_path, trained):
   write(tmp_path / "x", trained)
-  found = load_file(tmp_path / "x" / "params.safetensors")
+  file = tmp_path / "x" / "params.safetensors"
+  assert file.stat().st_mode == (tmp_path / "x/export.json").stat().st_mode
+  found = load_file(file)
   expected = flat(trained[2])
   assert found.keys() == expected.keys()
   for name in found:
