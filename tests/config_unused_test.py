@@ -33,16 +33,7 @@ def test_without_an_argument_it_is_decoupled():
       {"sync.dynamic_steps": True, "learners.count": 1},
       "a faster learner",
     ),
-    ("diloco", {"sync.layer_pattern": r"h(\d+)"}, "num_fragments above 1"),
     ("diloco", {"codec.block_size": 128}, "a codec that has blocks"),
-    (
-      "decoupled_diloco",
-      {
-        "sync.layer_pattern": r"h(\d+)",
-        "sync.fragmentation": "balanced_sub_tensor",
-      },
-      "fragments of whole tensors or layers",
-    ),
     (
       "decoupled_diloco",
       {"merge.embedding_pattern": "wte", "merge.embedding_rule": "rda"},

@@ -22,10 +22,6 @@ def _has_floor(config: Config) -> bool:
   return config.inner.schedule != "constant" or config.inner.warmup > 0
 
 
-def _has_layers(config: Config) -> bool:
-  return config.sync.fragmentation != "balanced_sub_tensor"
-
-
 # Dotted key; whether it means something; what it needs for that.
 _OPTIONS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
   ("sync.grace_margin", lambda c: c.sync.grace, "sync.grace = True"),
@@ -43,11 +39,6 @@ _OPTIONS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     "sync.fragmentation",
     lambda c: c.sync.num_fragments > 1,
     "sync.num_fragments above 1",
-  ),
-  (
-    "sync.layer_pattern",
-    lambda c: c.sync.num_fragments > 1 and _has_layers(c),
-    "sync.num_fragments above 1 and fragments of whole tensors or layers",
   ),
   (
     "codec.block_size",
