@@ -131,6 +131,19 @@ def test_evaluations_that_make_no_sense_are_refused(
   assert_user_error(result, *words)
 
 
+def test_shards_and_how_unlike_they_are(folder, run, tmp_path):
+  for path in (folder / "text").iterdir():
+    shutil.copy(path, tmp_path / f"19{path.name}")
+  text = f"--config.data.path={tmp_path}"
+  result = run("shards", CONFIG, text, "--config.data.partition=time")
+  assert result.code == 0, result
+  head, *shards, everybody = result.out.splitlines()
+  assert head.split() == ["shard", "windows", "entropy", "labels"]
+  windows = [int(line.split()[1]) for line in shards]
+  assert len(shards) == 4 and sum(windows) == int(everybody.split()[1])
+  assert "a window's shard tells" in everybody
+
+
 def test_shards_without_labels_are_refused(folder, run):
   text = f"--config.data.path={folder / 'text'}"
   result = run("shards", CONFIG, text, "--config.data.dirichlet_alpha=0.5")

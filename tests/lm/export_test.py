@@ -80,6 +80,21 @@ def test_a_run_starts_from_the_exported_bits(tmp_path, trained, format, mesh):
   assert about["tensors"]["blocks/1/mlp/down"] == [F, D]
 
 
+def test_experts_travel_too(tmp_path, trained):
+  config = override(trained[0].to_dict(), {"model": {"experts": 4}})
+  program = build(config, None)
+  params = program.params(program.init())
+  path = write(tmp_path / "x", (config, program, params), "orbax")
+  started = build(
+    starting_from(dataclasses.replace(config, seed=9), path), None
+  )
+  assert_same(started.params(started.init()), params)
+  refused(
+    starting_from(config, path, model={"experts_per_token": 1}),
+    "model.experts_per_token = 1",
+  )
+
+
 def test_initial_optimizer_state_is_that_of_any_run(tmp_path, trained):
   config, _, _ = trained
   started = build(starting_from(config, write(tmp_path / "x", trained)), 0)

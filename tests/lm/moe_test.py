@@ -15,7 +15,7 @@ from ddiloco.lm import moe
 from ddiloco.lm.layers import is_variable
 from ddiloco.lm.program import build
 from ddiloco.lm.train_step import abstract_decoder, make_trainer
-from tests.lm.tiny import flat, run, tiny_config, write_text
+from tests.lm.tiny import flat, preset, run, tiny_config, write_text
 
 ROWS, LENGTH = 3, 10
 MESH = jax.make_mesh(
@@ -248,12 +248,15 @@ def test_expert_parallel_training_equals_one_device(path):
 
 
 def test_training_reports_routing_and_learns(path):
-  _, _, metrics = run(small(path), steps=30)
+  config = tiny_config(path, model=preset("moe_tiny"))
+  program, state, metrics = run(config, steps=30)
   assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
   for step in metrics:
     assert 0.0 <= step["dropped_share"] < 0.5
     assert 0.5 < step["load_entropy"] <= 1.0
     assert step["balance_loss"] > 0.99
+  heldout = program.evaluate(program.params(state))
+  assert 0.5 < heldout["load_entropy"] <= 1.0
 
 
 def test_the_balance_loss_evens_the_loads():

@@ -63,6 +63,12 @@ def tiny_config(path: str, **groups: dict) -> Config:
   return override(values, groups)
 
 
+def preset(name: str, **keys) -> dict:
+  """The model group of a preset, to override that of `tiny_config`."""
+  unset = dict.fromkeys(tiny_config("x").to_dict()["model"])
+  return {**unset, "preset": name, **keys}
+
+
 def run(config: Config, learner: int = 0, steps: int = 3):
   """Trains a few steps; returns the program, its state and all metrics."""
   program = build(config, learner)

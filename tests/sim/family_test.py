@@ -123,6 +123,24 @@ def test_dynamic_steps_let_slow_learners_answer_as_often(dynamic):
     assert len(slow) <= 0.5 * len(fast)
 
 
+def test_delayed_momentum_and_dynamic_steps_go_together(tmp_path):
+  """Both of the ways of arXiv 2401.09135; it comes out the same again."""
+  config = make_config(
+    "async_local_sgd",
+    **{
+      "learners.slowdown": (1.0, 3.0),
+      "sync.dynamic_steps": True,
+      "outer.name": "delayed_nesterov",
+      "outer.momentum": 0.5,
+      "outer.momentum_delay": 2,
+    },
+  )
+  code, store = runs.run(tmp_path, config, seed=5)
+  assert code is Exit.OK
+  result = runs.replay(store)
+  assert result["first_mismatch"] is None and result["matched"] > 0
+
+
 def test_a_fixed_global_batch_is_shared_by_those_who_are_there():
   script = "at round 10 start learner 1; at round 30 stop learner 0"
   config = make_config(
