@@ -26,13 +26,8 @@ def test_without_an_argument_it_is_decoupled():
   [
     ("data_parallel", {"codec.down": "int4"}, "codec.down = 'int4', but alg"),
     ("data_parallel", {"merge.embedding_rule": "rda"}, "embedding_rule"),
-    ("data_parallel", {"sync.fragmentation": "tensor"}, "num_fragments above"),
+    ("data_parallel", {"sync.fragmentation": "tensor"}, "fragmentation"),
     ("async_local_sgd", {"merge.rule": "rda"}, "merge.rule = 'rda', but alg"),
-    (
-      "async_local_sgd",
-      {"sync.dynamic_steps": True, "learners.count": 1},
-      "a faster learner",
-    ),
     ("diloco", {"codec.block_size": 128}, "a codec that has blocks"),
     (
       "decoupled_diloco",

@@ -35,9 +35,13 @@ _PLAIN: Keys = {
 _SYNCHRONOUS: Keys = _PLAIN | {"sync.wait": "exact", "sync.grace": False}
 # Of one answer, every rule makes the same.
 _ONE_ANSWER: Keys = {"merge.rule": "average", "merge.embedding_rule": "average"}
+_ONE_FRAGMENT: Keys = {
+  "sync.num_fragments": 1,
+  "sync.fragmentation": "balanced_tensor",
+}
 _ONE_STEP: Keys = _SYNCHRONOUS | {
   "learners.count": 1,
-  "sync.num_fragments": 1,
+  **_ONE_FRAGMENT,
   "sync.interval_steps": 1,
   "sync.overlap_steps": 0,
   "sync.apply": "when_seen",
@@ -70,7 +74,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "all parameters at once every H steps; everybody waits (2311.08105)",
     _SYNCHRONOUS
     | {
-      "sync.num_fragments": 1,
+      **_ONE_FRAGMENT,
       "sync.overlap_steps": 0,
       "sync.apply": "when_seen",
       "sync.blend": 0.0,
@@ -88,7 +92,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
   "async_local_sgd": Algorithm(
     "one learner at a time, from whatever it last saw (2401.09135)",
     {
-      "sync.num_fragments": 1,
+      **_ONE_FRAGMENT,
       "sync.overlap_steps": 1,
       "sync.quorum_min": 1,
       "sync.grace": False,

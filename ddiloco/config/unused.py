@@ -27,18 +27,13 @@ _OPTIONS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
   ("sync.grace_margin", lambda c: c.sync.grace, "sync.grace = True"),
   (
     "sync.dynamic_steps",
-    lambda c: c.sync.apply is Apply.OWN and c.learners.count > 1,
-    "sync.apply = 'own' and a faster learner to keep up with",
+    lambda c: c.sync.apply is Apply.OWN,
+    "sync.apply = 'own'",
   ),
   (
     "sync.eager",
     lambda c: c.sync.wait is Wait.EXACT and c.sync.overlap_steps > 0,
     "sync.wait = 'exact' and an overlap to bridge",
-  ),
-  (
-    "sync.fragmentation",
-    lambda c: c.sync.num_fragments > 1,
-    "sync.num_fragments above 1",
   ),
   (
     "codec.block_size",
@@ -79,11 +74,6 @@ _OPTIONS: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     "data.vocab_size",
     lambda c: c.data.tokenizer == "bpe",
     "data.tokenizer = 'bpe'",
-  ),
-  (
-    "data.heldout_documents",
-    lambda c: c.data.source != "easy_vqa",
-    "a data.source of documents",
   ),
   (
     "model.local_per_global",

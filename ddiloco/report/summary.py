@@ -236,5 +236,5 @@ def _findings(run: Run, accounting: Accounting) -> list[str]:
       )
   complete = run.status is Status.COMPLETED
   if complete and run.has_arrays and not run.evaluations:
-    found.append("no evaluation: eval.jsonl has none that can be read")
+    found.append("no evaluation ran, or eval.jsonl has none that can be read")
   return found

@@ -18,8 +18,9 @@ from tests.lm.tiny import run, tiny_config, write_text
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_loss_equals_a_direct_computation(tmp_path, tokenizer):
+  options = {"bpe": {"vocab_size": 320}}.get(tokenizer, {})
   config = tiny_config(
-    write_text(tmp_path), data={"tokenizer": tokenizer, "vocab_size": 320}
+    write_text(tmp_path), data={"tokenizer": tokenizer, **options}
   )
   program = build(config, 0)
   state = program.init()
