@@ -5,7 +5,7 @@ import pathlib
 from absl import flags
 
 from ddiloco.config import Config, ConfigError
-from ddiloco.protocol import fault_kinds
+from ddiloco.protocol import fault_kinds, presence
 from ddiloco.protocol import faults as fault_script
 
 FAULTS = flags.DEFINE_string(
@@ -46,7 +46,7 @@ def _check_shared(
   """A global batch is shared by the config's own script."""
   own = fault_script.parse(config.faults) if config.faults.strip() else ()
   mine, theirs = (
-    {fault for fault in faults if fault.what in fault_script.PRESENCE}
+    {fault for fault in faults if fault.what in presence.KINDS}
     for faults in (script, own)
   )
   if config.learners.global_batch and mine != theirs:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.live.children import Child, Journal, is_stopped, slow_down
+from ddiloco.protocol import presence
 from ddiloco.protocol.faults import Fault, to_json
 from ddiloco.types import SECOND_NS
 
@@ -96,18 +97,21 @@ class FaultRunner:
 
   def absent_at_first(self, name: str) -> bool:
     """Whether the script lets this learner join later."""
-    return any(
-      item.fault.what == "start" and item.fault.actor == name
-      for item in self._pending
+    return presence.absent_at_first(
+      item.fault for item in self._pending if item.fault.actor == name
     )
 
   def leaves(self, name: str) -> bool:
-    """Whether the script has told this process to leave for good."""
-    return any(
-      item.fault.what == "stop" and item.child == name
+    """Whether the script has told this process to leave."""
+    told = [
+      item
       for item in self._pending
-      if item.begun_s is not None
-    )
+      if item.child == name
+      and item.begun_s is not None
+      and item.fault.what in presence.KINDS
+    ]
+    newest = max(told, key=lambda item: item.begun_s, default=None)
+    return newest is not None and newest.fault.what == "stop"
 
   @property
   def waiting(self) -> bool:
@@ -142,7 +146,9 @@ class FaultRunner:
   def _start(self, item: _Pending, child: Child, round_: int) -> None:
     what = item.fault.what
     if what == "start":
-      child.restart_s = time.monotonic()
+      if child.running:
+        return  # wait until it has left
+      child.over, child.restart_s = False, time.monotonic()
     elif not child.running:
       return  # wait until there is something to hit
     item.begun_s = time.monotonic()

@@ -144,7 +144,7 @@ def load(init: InitConfig, model: ModelConfig, like: Any) -> Any:
   sources = [pick(name, x.shape, present) for name, x in _named(like)]
   _check_tensors(path, sources, present)
   _check_model(path, model)
-  digests, leaves = weights.about(path).get("sha256", {}), []
+  digests, leaves = weights.about(path).get("sha256") or {}, []
   for source in sources:
     parts = []
     for name in source.names:

@@ -5,8 +5,8 @@ Performed by live runs and simulations alike:
   kill   SIGKILL. `for`: until the restart; without it the supervisor decides.
   pause  SIGSTOP, and SIGCONT after `for`.
   slow   a learner steps `factor` times slower; without `for` to the end.
-  stop   leaves for good.
-  start  a late joiner: this learner is absent until then.
+  stop   leaves, for good unless it is made to start later.
+  start  joins, or comes back: this learner is absent until then.
 
 Only by simulations, which own the network, the clocks and the store:
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+from ddiloco.protocol import presence
 from ddiloco.protocol.fault_kinds import (
   FACTOR_PERMILLE_MAX,
   KINDS,
@@ -34,7 +35,6 @@ __all__ = [
   "FACTOR_PERMILLE_MAX",
   "FORMS",
   "KINDS",
-  "PRESENCE",
   "Fault",
   "check",
   "from_json",
@@ -50,7 +50,6 @@ FORMS = (
   ' {"at": {"round": 60}, "who": "learner 1", "what": "kill", "for": {"s": 5}},'
   ' where "at" may be {"s": 12.5} and slow has "factor": 3'
 )
-PRESENCE = ("start", "stop")  # what says who is there
 _UNITS_NS = {
   "ns": 1,
   "us": 1_000,
@@ -177,35 +176,26 @@ def check(
     problem = first.actor == second.actor and _conflict(first, second)
     if problem:
       raise _error(j, second, f"{problem} by record {i} ({to_text([first])!r})")
-  _check_present(numbered, learners, quorum)
-
-
-def _check_present(
-  faults: list[tuple[int, Fault]], learners: int, quorum: int
-) -> None:
-  """Who starts at a round needs others who reach it."""
-  late = [
-    (fault.at_round, number, fault)
-    for number, fault in faults
-    if fault.what == "start" and fault.at_round is not None
-  ]
-  present = learners - len(late)
-  for _, number, fault in sorted(late, key=lambda item: item[:2]):
-    if present < quorum:
-      raise _error(
-        number,
-        fault,
-        f"it never happens: a round needs {quorum} learners, and {present} are "
-        "there to reach it. Start it at a time, as 'at 5s', or lower "
-        "sync.quorum_min",
-      )
-    present += 1
+  for actor in dict.fromkeys(fault.actor for fault in faults):
+    numbers, own = zip(
+      *[x for x in numbered if x[1].actor == actor], strict=True
+    )
+    if found := presence.contradiction(own):
+      at, why = found
+      raise _error(numbers[at], own[at], why)
+  if found := presence.unreachable(faults, learners, quorum):
+    fault, present = found
+    raise _error(
+      faults.index(fault) + 1,
+      fault,
+      f"it never happens: a round needs {quorum} learners, and {present} are "
+      "there to reach it. Start it at a time, as 'at 5s', or lower "
+      "sync.quorum_min",
+    )
 
 
 def _conflict(first: Fault, second: Fault) -> str:
   """Why `second`, of the same actor, cannot follow `first`; or nothing."""
-  if first.what == second.what and first.what in PRESENCE:
-    return f"{second.actor} is already made to {first.what}"
   if first.at_round is not None and second.at_round is not None:
     gap, span = second.at_round - first.at_round, 0
   elif first.at_ns is not None and second.at_ns is not None:
@@ -214,14 +204,11 @@ def _conflict(first: Fault, second: Fault) -> str:
       span = 0
   else:
     return ""
-  if first.what == "stop" and gap >= 0:
-    return f"{second.actor} is stopped for good"
-  if first.what == "start" and gap <= 0:
-    return f"{second.actor} is absent until started"
   if first.what == "slow" and first.for_ns is None:
     span = LIMIT
   down = {first.what, second.what} <= {"kill", "pause", "stop"}
-  same = first.what == second.what != "shrink"  # islands have many slices
+  # Islands have many slices; who is there is looked at as a whole.
+  same = first.what == second.what not in ("shrink", *presence.KINDS)
   if (down or same) and (gap == 0 or 0 < gap < span):
     return f"{second.actor} is already under {first.what}"
   return ""

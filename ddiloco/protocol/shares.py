@@ -9,18 +9,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddiloco.config import Config, ConfigError, learner_value
-from ddiloco.protocol import faults
-
-_FOREVER = 2**63
+from ddiloco.protocol import faults, presence
 
 
 class Share(NamedTuple):
-  """What a learner counts for, and the global steps it is there for."""
+  """What a learner counts for, and the rounds it is there for."""
 
   learner: int
   weight: int  # its batch size
-  begin: int
-  end: int  # it is there before this round
+  rounds: tuple[tuple[int, int], ...]  # [begin, end), ascending
+
+  def present(self, t: int) -> bool:
+    """Whether it is there at that global step."""
+    return any(begin <= t < end for begin, end in self.rounds)
 
 
 def make_shares(config: Config) -> tuple[Share, ...]:
@@ -32,30 +33,26 @@ def make_shares(config: Config) -> tuple[Share, ...]:
   learners = config.learners
   if not learners.global_batch:
     return ()
-  begin, end = {}, {}
-  for fault in faults.parse(config.faults) if config.faults else ():
-    if fault.what in faults.PRESENCE:
-      if fault.at_round is None:
-        raise ConfigError(
-          f"learners.global_batch = {learners.global_batch}, but "
-          f"{faults.to_text([fault])!r} is at a time: learners share the batch "
-          "by rounds, which all of them know. Use 'at round N'."
-        )
-      (begin if fault.what == "start" else end)[fault.learner] = fault.at_round
+  script = faults.parse(config.faults) if config.faults else ()
+  for fault in script:
+    if fault.what in presence.KINDS and fault.at_round is None:
+      raise ConfigError(
+        f"learners.global_batch = {learners.global_batch}, but "
+        f"{faults.to_text([fault])!r} is at a time: learners share the batch "
+        "by rounds, which all of them know. Use 'at round N'."
+      )
   found = tuple(
     Share(
       m,
       learner_value(learners.batch_size, m),
-      begin.get(m, 0),
-      end.get(m, _FOREVER),
+      presence.rounds(fault for fault in script if fault.learner == m),
     )
     for m in range(learners.count)
   )
-  for t in sorted({0, *begin.values(), *end.values()}):
+  for t in sorted({0, *(t for share in found for t in sum(share.rounds, ()))}):
     for share in found:
       taken = samples(found, learners.global_batch, share.learner, t)
-      present = share.begin <= t < share.end
-      if present and not 1 <= taken <= share.weight:
+      if share.present(t) and not 1 <= taken <= share.weight:
         raise ConfigError(
           f"learners.global_batch = {learners.global_batch}: from round {t} on "
           f"learner {share.learner} takes {taken} samples of it, but its "
@@ -78,7 +75,7 @@ def samples(
   """
   before = total = own = 0
   for share in shares:
-    if share.learner == learner or share.begin <= seen < share.end:
+    if share.learner == learner or share.present(seen):
       if share.learner < learner:
         before += share.weight
       elif share.learner == learner:

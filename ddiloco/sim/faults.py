@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddiloco.engine.ports import Call
-from ddiloco.protocol import keys, messages, wire
+from ddiloco.protocol import keys, messages, presence, wire
 from ddiloco.protocol.fault_kinds import Fault
 from ddiloco.protocol.messages import AnswerHeader, PartRef
 from ddiloco.sim.world import RESTART_NS, RIVAL, SYNCER, World
 from ddiloco.types import MILLISECOND_NS, Anchor
 
 _AGAIN_NS = 50 * MILLISECOND_NS  # until looking for the actor again
+_NEEDS_DEATH = ("start",)
 _NEEDS_LIFE = ("kill", "pause", "stop", "jump", "shrink")
 
 
@@ -52,9 +53,8 @@ class FaultRunner:
 
   def absent_at_first(self, who: str) -> bool:
     """Whether the script lets this learner join later."""
-    return any(
-      item.fault.what == "start" and _who(item.fault) == who
-      for item in self.outcomes
+    return presence.absent_at_first(
+      item.fault for item in self.outcomes if _who(item.fault) == who
     )
 
   @property
@@ -100,7 +100,8 @@ class FaultRunner:
       return
     who = _who(fault)
     process = world.processes.get(who)
-    if fault.what in _NEEDS_LIFE and not (process and process.alive):
+    alive = process is not None and process.alive
+    if fault.what in (_NEEDS_DEATH if alive else _NEEDS_LIFE):
       world.heap.after(_AGAIN_NS, self._later(item))
       return
     item.began_ns, item.began_round = world.heap.now_ns, world.committed

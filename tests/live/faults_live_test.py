@@ -185,6 +185,31 @@ def test_a_late_joiner_is_absent_until_its_time(tmp_path):
   assert proof["evidence"] == {"at_round": 5, "pid": child.process.pid}
 
 
+def test_who_has_left_comes_back_and_leaves_again(tmp_path):
+  script = (
+    "at round 1 stop learner 1; at round 5 start learner 1;"
+    "at round 9 stop learner 1"
+  )
+  with Stage(tmp_path, script, POLITE) as stage:
+    runner, child = stage.runner, stage.children["learner 1"]
+    assert not runner.absent_at_first("learner 1")
+    wait_for("handler", lambda: "ready" in child.last_words(), DEADLINE_S)
+    runner.tick(6)
+    assert child.running and child.restart_s is None, "it has not left yet"
+    stage.until("end", lambda: not child.running, 4)
+    child.over = True  # as the supervisor notes
+    assert runner.leaves("learner 1")
+    stage.look(6)
+    assert child.restart_s is not None and not child.over
+    assert not runner.leaves("learner 1")
+    child.start(stage.journal)
+    child.ready = True
+    stage.until("two proofs", lambda: len(stage.proofs()) == 2, 6)
+    stage.until("three proofs", lambda: len(stage.proofs()) == 3, 9)
+    assert runner.leaves("learner 1") and runner.finish() == []
+  assert all(proof["took_effect"] for proof in stage.proofs())
+
+
 def test_a_fault_waits_for_something_to_hit(tmp_path):
   stage = Stage(tmp_path, "at round 1 kill syncer")
   stage.look(9)

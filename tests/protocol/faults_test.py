@@ -231,9 +231,23 @@ CONTRADICTIONS = [
     "at round 5 start learner 1; at 9s start learner 1",
     "already made to start",
   ),
-  ("at round 5 stop learner 1; at round 7 start learner 1", "stopped for good"),
+  (
+    "at round 3 start learner 1; at 9s stop learner 1;"
+    "at round 5 start learner 1",
+    "already made to start",
+  ),
+  (
+    "at round 5 stop learner 1; at round 9 start learner 1;"
+    "at round 7 kill learner 1",
+    "absent until started",
+  ),
+  (
+    "at round 5 stop learner 1; at round 9 start learner 1;"
+    "at round 12 stop learner 1; at round 14 kill learner 1",
+    "stopped for good",
+  ),
   ("at round 9 start learner 1; at round 5 kill learner 1", "absent until"),
-  ("at round 5 start learner 1; at round 5 stop learner 1", "absent until"),
+  ("at round 5 start learner 1; at round 5 stop learner 1", "at once"),
   ("at 5s kill learner 1 for 5s; at 7s pause learner 1 for 1s", "under kill"),
   ("at 7s kill syncer; at 5s pause syncer for 5s", "under pause"),
   ("at round 5 kill syncer; at round 5 stop syncer", "already under kill"),
@@ -253,6 +267,10 @@ SOUND = [
   "",
   "at round 99 kill learner 0",
   "at round 40 start learner 2; at round 60 stop learner 2; at 1s kill syncer",
+  "at round 5 stop learner 1; at round 7 start learner 1;"
+  "at round 9 kill learner 1; at round 20 stop learner 1",
+  "at 9s start learner 1; at 5s stop learner 1; at 12s stop learner 1",
+  "at round 9 start learner 1; at 5s stop learner 1",
   "at 5s kill learner 1 for 5s; at 10s kill learner 1 for 5s",
   "at 5s slow learner 1 by 3x for 10s; at 7s kill learner 1 for 1s",
   "at 5s kill learner 0; at 5s kill learner 1; at 5s kill syncer",
@@ -294,6 +312,14 @@ def test_a_run_that_no_learner_could_begin_is_refused():
   with pytest.raises(ValueError, match="needs 1 learners, and 0 are there"):
     faults.check(faults.parse(script), learners=2, stop_rounds=None)
   faults.check(faults.parse(script), learners=3, stop_rounds=None)
+
+
+def test_who_comes_back_at_a_round_needs_others_who_reach_it():
+  script = "at round 5 stop learner 0; at round 9 start learner 0"
+  limits = {"learners": 3, "stop_rounds": None}
+  faults.check(faults.parse(script), **limits, quorum=2)
+  with pytest.raises(ValueError, match="fault 2 .*needs 3 learners, and 2 are"):
+    faults.check(faults.parse(script), **limits, quorum=3)
 
 
 def test_a_learner_that_a_round_would_wait_for_cannot_start_at_one():

@@ -23,8 +23,8 @@ def make(faults="", **learners):
   st.integers(0, 20),
 )
 def test_no_sample_is_left_over(total, drawn, seen):
-  shares = [Share(m, w, b, b + n) for m, (w, b, n) in enumerate(drawn)]
-  present = [s.learner for s in shares if s.begin <= seen < s.end]
+  shares = [Share(m, w, ((b, b + n),)) for m, (w, b, n) in enumerate(drawn)]
+  present = [s.learner for s in shares if s.present(seen)]
   taken = [samples(shares, total, m, seen) for m in present]
   assert sum(taken) == (total if present else 0)
   weights = [shares[m].weight for m in present]
@@ -50,6 +50,22 @@ def test_who_is_there_is_in_the_fault_script():
   assert per_round[0][:2] == [5, 3]
   assert per_round[20] == [4, 2, 2]
   assert per_round[50][1:] == [4, 4]
+
+
+def test_who_comes_back_takes_its_part_again():
+  shares = make(
+    "at round 9 stop learner 1; at round 20 start learner 1;"
+    "at round 30 stop learner 1; at round 12 start learner 2",
+    count=3,
+    batch_size=(8, 8, 8),
+    global_batch=8,
+  )
+  there = {
+    t: [m for m in range(3) if shares[m].present(t)] for t in (0, 9, 15, 20, 30)
+  }
+  assert there == {0: [0, 1], 9: [0], 15: [0, 2], 20: [0, 1, 2], 30: [0, 2]}
+  assert samples(shares, 8, 0, 9) == 8
+  assert [samples(shares, 8, m, 20) for m in range(3)] == [2, 3, 3]
 
 
 def test_a_time_is_refused_as_nobody_else_knows_it():

@@ -141,6 +141,32 @@ def test_delayed_momentum_and_dynamic_steps_go_together(tmp_path):
   assert result["first_mismatch"] is None and result["matched"] > 0
 
 
+def test_a_learner_comes_and_goes_and_the_others_share_the_batch():
+  script = (
+    "at round 20 stop learner 1; at round 40 start learner 1;"
+    "at round 100 stop learner 1; at round 120 start learner 1"
+  )
+  config = make_config(
+    "decoupled_diloco",
+    **{"learners.global_batch": 4, "faults": script, "stop.rounds": 180},
+  )
+  world, runner = play(config, script)
+  assert not runner.idle
+  took = {0: set(), 1: set()}
+  for learner in took:
+    steps = commands(world, learner, Step)
+    took[learner] = {step.samples for step in steps}
+  assert took == {0: {2, 4}, 1: {2}}
+  counted = {
+    t for t, c in world.commits.items() if 1 in [a.learner for a in c.counted]
+  }
+  per_span = [
+    len(counted.intersection(range(begin, end)))
+    for begin, end in ((0, 20), (26, 40), (40, 100), (106, 120), (120, 180))
+  ]
+  assert [n > 0 for n in per_span] == [True, False, True, False, True]
+
+
 def test_a_fixed_global_batch_is_shared_by_those_who_are_there():
   script = "at round 10 start learner 1; at round 30 stop learner 0"
   config = make_config(
