@@ -65,13 +65,12 @@ def unreachable(
     quorum: the learners that a round needs.
   """
   by_round: dict[int, list[Fault]] = {}
-  late = 0
+  present = learners
   for own in _of_learners(faults):
     changes = [f for f in _in_order(own) if f.at_round is not None]
-    late += bool(changes) and absent_at_first(own) and changes[0].what != "stop"
+    present -= bool(changes) and changes[0].what == "start"
     for change in changes:
       by_round.setdefault(change.at_round, []).append(change)
-  present = learners - late
   for _, changes in sorted(by_round.items()):
     starts = [change for change in changes if change.what == "start"]
     if starts and present < quorum:
