@@ -4,7 +4,7 @@
 a syncer can only be made to stop.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from ddiloco.protocol.fault_kinds import Fault
 
@@ -79,12 +79,12 @@ def unreachable(
   return None
 
 
-def _of_learners(faults: Iterable[Fault]) -> Iterator[list[Fault]]:
+def _of_learners(faults: Iterable[Fault]) -> Iterable[list[Fault]]:
   by_learner: dict[int, list[Fault]] = {}
   for fault in faults:
     if fault.learner is not None:
       by_learner.setdefault(fault.learner, []).append(fault)
-  return iter(by_learner.values())
+  return by_learner.values()
 
 
 def _in_order(own: Iterable[Fault]) -> list[Fault]:
