@@ -222,7 +222,7 @@ def heartbeat(stage: Stage, job: Job) -> Steps:
 def lease(stage: Stage, job: Job) -> Steps:
   """The lease; whoever holds it, or takes it, writes over it."""
   child = yield from stage.victim(job, SYNCER)
-  stage.busy.discard(child.name)  # it may die before it has healed it
+  stage.release(job, child)  # it may die before it has healed it
   key = keys.lease(stage.merging().get(child.name, 0))
   yield from _garble_until(
     stage, job, key, Lease, lambda: decode(Lease, stage.get(key))

@@ -133,6 +133,11 @@ class Stage:
     job.evidence.setdefault("at_round", self.round)
     job.begin(job.who if job.begun_s else child.name)
 
+  def release(self, job: Job, child: Child) -> None:
+    """Others may hit it again, though this fault is not over."""
+    self.busy.discard(child.name)
+    job.names.remove(child.name)  # else its end would free it of another's
+
   def learners(self) -> list[Child]:
     """Those that step, whoever has started them."""
     found = [*self.session.children.values(), *self.joined.values()]
@@ -241,7 +246,9 @@ class Stage:
     raise TooLate("it was never found in the middle of it")
 
   def stop(self, child: Child) -> None:
-    """SIGSTOP; returns once the kernel says that it stands."""
+    """SIGSTOP; returns once the kernel says that it stands; `TooLate`."""
+    if not child.running:
+      raise TooLate(f"{child.name} is gone")
     child.send(signal.SIGSTOP)
     end_s = time.monotonic() + 1.0
     while not is_stopped(child.process.pid) and time.monotonic() < end_s:

@@ -12,11 +12,12 @@ import pytest
 from ddiloco.chaos import clocks, defects, garbage, processes
 from ddiloco.chaos.kinds import Draw
 from ddiloco.chaos.runner import ChaosRunner, told
-from ddiloco.chaos.stage import Stage, TooLate, file_limit
+from ddiloco.chaos.stage import Job, Stage, TooLate, file_limit
 from ddiloco.live.children import Child, Journal, is_stopped
 from ddiloco.live.exchange import TensorStoreExchange
 from ddiloco.live.monitor import View
 from ddiloco.protocol import keys, messages
+from ddiloco.protocol.fields import replace
 from ddiloco.protocol.messages import Lease, Member
 from tests.live.processes import DEADLINE_S, wait_for
 from tests.sim.small import make_config
@@ -321,6 +322,27 @@ def test_a_garbled_lease_is_healed_by_its_holder(tmp_path):
     assert not world.journal.lines("fault"), "nobody has healed it"
     world.put(keys.lease(0), Lease(1, "", "", pid, 2))
     assert world.proof()["took_effect"]
+
+
+def test_what_another_fault_has_taken_stays_taken(tmp_path):
+  """The garbled lease's holder may be hit again before the lease is healed."""
+  with World(tmp_path, "garble_lease") as world:
+    stage, syncer = world.stage, world.children["syncer"]
+    lease = Lease(1, "", "", syncer.process.pid, 1)
+    world.put(keys.lease(0), lease)
+    world.until("begin", lambda: world.runner.jobs[0].evidence.get("how"))
+    other = Job(Draw(1, 0.0, "kill_in_snapshot", "1"))
+    assert syncer.name not in stage.busy
+    stage.take(other, syncer)
+    world.put(keys.lease(0), replace(lease, beat=2))
+    assert world.proof()["took_effect"]
+    assert syncer.name in stage.busy
+
+
+def test_who_is_gone_cannot_be_stopped(tmp_path):
+  world = World(tmp_path)
+  with pytest.raises(TooLate, match="syncer is gone"):
+    world.stage.stop(world.children["syncer"])
 
 
 @pytest.mark.parametrize("shift_s, found", [(7200, True), (0, False)])
