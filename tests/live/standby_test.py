@@ -161,4 +161,5 @@ def test_the_launcher_keeps_standbys_and_faults_hit_whoever_merges(tmp_path):
   told = (workdir / "summary.json").read_text() + run.stdout
   for shard in (0, 1):
     assert f"The syncer's shard {shard} was killed" in told
-  assert " by standby 1" in told
+  # The standby, or the shard's own process if the standby was there first.
+  assert f" by {started[merging[4]]};" in told
