@@ -20,12 +20,8 @@ FAULTS = flags.DEFINE_string(
 
 def script(config: Config, *, live: bool) -> tuple[fault_script.Fault, ...]:
   """The checked script; `ConfigError` if no such run could perform it."""
-  text = config.faults if FAULTS.value is None else FAULTS.value
-  path = pathlib.Path(text)
   try:
-    if text and len(text) < 4096 and path.is_file():
-      text = path.read_text()
-    found = fault_script.parse(text) if text.strip() else ()
+    found = _read(config.faults if FAULTS.value is None else FAULTS.value)
     fault_script.check(
       found,
       learners=config.learners.count,
@@ -34,24 +30,32 @@ def script(config: Config, *, live: bool) -> tuple[fault_script.Fault, ...]:
       quorum=config.quorum,
       live=live,
     )
+    shared = _shared(config, found)
   except (ValueError, OSError) as error:
     raise ConfigError(f"--faults: {error}") from error
-  _check_shared(config, found)
-  return found
-
-
-def _check_shared(
-  config: Config, script: tuple[fault_script.Fault, ...]
-) -> None:
-  """A global batch is shared by the config's own script."""
-  own = fault_script.parse(config.faults) if config.faults.strip() else ()
-  mine, theirs = (
-    {fault for fault in faults if fault.what in presence.KINDS}
-    for faults in (script, own)
-  )
-  if config.learners.global_batch and mine != theirs:
+  if not shared:
     raise ConfigError(
       f"--faults starts or stops learners, but learners.global_batch = "
       f"{config.learners.global_batch} is shared by those whom --config.faults "
       "names, as every process must know them. Set that instead."
     )
+  return found
+
+
+def _read(text: str) -> tuple[fault_script.Fault, ...]:
+  """A script, or that of the file of that name; `ValueError`, `OSError`."""
+  path = pathlib.Path(text)
+  if text and len(text) < 4096 and path.is_file():
+    text = path.read_text()
+  return fault_script.parse(text) if text.strip() else ()
+
+
+def _shared(config: Config, script: tuple[fault_script.Fault, ...]) -> bool:
+  """Whether a global batch, if any, is shared by whom this script has there."""
+  if not config.learners.global_batch or FAULTS.value is None:
+    return True
+  mine, theirs = (
+    {fault for fault in faults if fault.what in presence.KINDS}
+    for faults in (script, _read(config.faults))
+  )
+  return mine == theirs

@@ -33,7 +33,14 @@ def make_shares(config: Config) -> tuple[Share, ...]:
   learners = config.learners
   if not learners.global_batch:
     return ()
-  script = faults.parse(config.faults) if config.faults else ()
+  try:
+    script = faults.parse(config.faults) if config.faults.strip() else ()
+  except ValueError as error:
+    raise ConfigError(
+      f"faults = {config.faults!r}, but learners.global_batch = "
+      f"{learners.global_batch} is shared by the script's own text, which all "
+      f"processes read: {error}"
+    ) from error
   for fault in script:
     if fault.what in presence.KINDS and fault.at_round is None:
       raise ConfigError(

@@ -17,6 +17,22 @@ CONFIG = "--config=tests/sim/small.py"
 pytestmark = pytest.mark.slow
 
 
+def test_a_configs_script_may_be_a_file(command, tmp_path):
+  script = tmp_path / "faults.txt"
+  script.write_text("at round 2 kill learner 1 for 1s\n")
+  result = command(
+    "simulate",
+    CONFIG,
+    "--compute=none",
+    "--config.stop.rounds=6",
+    f"--config.faults={script}",
+    f"--workdir={tmp_path / 'run'}",
+  )
+  assert result.code == 0, result
+  summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+  assert [fault["took_effect"] for fault in summary["faults"]] == [True]
+
+
 def test_a_history_then_training_along_it(command, tmp_path):
   history, trained = tmp_path / "history", tmp_path / "trained"
   result = launch(

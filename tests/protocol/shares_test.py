@@ -52,6 +52,12 @@ def test_who_is_there_is_in_the_fault_script():
   assert per_round[50][1:] == [4, 4]
 
 
+def test_a_script_that_is_no_text_is_refused():
+  with pytest.raises(ConfigError, match="faults = 'f.txt'.*script's own text"):
+    make("f.txt", count=2, global_batch=8)
+  assert make("f.txt", count=2) == ()
+
+
 def test_who_comes_back_takes_its_part_again():
   shares = make(
     "at round 9 stop learner 1; at round 20 start learner 1;"
