@@ -151,7 +151,8 @@ def validate(config: Config) -> None:
   algorithms.check(config)
   _validate_sync(config)
   _validate_patterns(config)
-  _validate_merging(config)
+  _validate_stop(config)
+  codecs.check_codecs(config)
   check_optimizers(config)
   _validate_islands(config)
   _validate_recovery(config)
@@ -250,7 +251,7 @@ def _validate_patterns(config: Config) -> None:
     )
 
 
-def _validate_merging(config: Config) -> None:
+def _validate_stop(config: Config) -> None:
   require(
     config.stop.rounds > 0 or config.stop.tokens > 0,
     "stop.rounds",
@@ -258,7 +259,6 @@ def _validate_merging(config: Config) -> None:
     "stop.tokens is 0 too, so the run would never end",
     "Set one of them.",
   )
-  codecs.check_codecs(config)
 
 
 def _validate_islands(config: Config) -> None:

@@ -15,15 +15,12 @@ from ddiloco.algo import codecs, outer
 from ddiloco.algo.fragments import Layout, make_layout, tensor_path
 from ddiloco.config import Config, ConfigError, MergeConfig, OuterConfig
 from ddiloco.config import codecs as codec_options
+from ddiloco.engine.ports import Program
 
-_METHODS = (
-  "samples_per_step",
-  "init",
-  "params",
-  "with_params",
-  "batch",
-  "tokens",
-  "step",
+# What a program must have.
+_MEMBERS = (
+  *Program.__annotations__,
+  *(name for name in vars(Program) if not name.startswith("_")),
 )
 _SYNCER = -1  # among the numbers of learners
 
@@ -42,8 +39,9 @@ def load_model(config: Config, learner: int | None, cache_dir: str) -> Model:
   """The model of a learner, or (None) of the others; raises `ConfigError`."""
   program = load_program(config, learner, cache_dir)
   state = program.init()
-  _check_arrays(config, program.params(state))
-  layout = lay_out(config, program.params(state))
+  params = program.params(state)
+  _check_arrays(config, params)
+  layout = lay_out(config, params)
   return Model(program, state, layout, make_codec(config), learner)
 
 
@@ -88,7 +86,7 @@ def load_program(
   except (TypeError, ValueError) as error:  # ValueError: of some builtins
     raise _no_program(config, str(error)) from error
   program = build(config, learner, cache_dir=cache_dir, **options)
-  missing = [name for name in _METHODS if not hasattr(program, name)]
+  missing = [name for name in _MEMBERS if not hasattr(program, name)]
   if missing:
     raise _no_program(config, f"what it returns lacks {', '.join(missing)}")
   if config.init.path and not getattr(program, "reads_init", False):

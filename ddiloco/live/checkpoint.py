@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from ddiloco.algo.fragments import tensor_path
 from ddiloco.live.log import logger
 
 _KEEP = 2
@@ -132,10 +133,7 @@ class Checkpoints:
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   """By path, which Orbax saves as names alone."""
   flat, _ = jax.tree.flatten_with_path(tree)
-  return {
-    "/".join(ocp.utils.tuple_path_from_keypath(path)): tuple(x.shape)
-    for path, x in flat
-  }
+  return {tensor_path(path): tuple(x.shape) for path, x in flat}
 
 
 def _digest(state: Any) -> str:

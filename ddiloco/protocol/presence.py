@@ -6,10 +6,9 @@ a syncer can only be made to stop.
 
 from collections.abc import Iterable, Sequence
 
-from ddiloco.protocol.fault_kinds import Fault
+from ddiloco.protocol.fault_kinds import LIMIT, Fault
 
 KINDS = ("start", "stop")
-FOREVER = 2**63
 
 
 def absent_at_first(own: Iterable[Fault]) -> bool:
@@ -32,7 +31,7 @@ def rounds(own: Iterable[Fault]) -> tuple[tuple[int, int], ...]:
     elif begin is not None:
       found.append((begin, change.at_round))
       begin = None
-  return (*found, *([(begin, FOREVER)] if begin is not None else []))
+  return (*found, *([(begin, LIMIT)] if begin is not None else []))
 
 
 def contradiction(own: Sequence[Fault]) -> tuple[int, str] | None:

@@ -314,19 +314,23 @@ def test_a_run_that_no_learner_could_begin_is_refused():
   faults.check(faults.parse(script), learners=3, stop_rounds=None)
 
 
-def test_who_comes_back_at_a_round_needs_others_who_reach_it():
-  script = "at round 5 stop learner 0; at round 9 start learner 0"
-  limits = {"learners": 3, "stop_rounds": None}
+@pytest.mark.parametrize(
+  "script, learners",
+  [
+    ("at round 9 start learner 1; at round 4 start learner 0", 4),
+    ("at round 5 stop learner 0; at round 9 start learner 0", 3),
+  ],
+  ids=["late", "back"],
+)
+def test_a_learner_that_a_round_would_wait_for_cannot_start_at_one(
+  script, learners
+):
+  limits = {"learners": learners, "stop_rounds": None}
   faults.check(faults.parse(script), **limits, quorum=2)
   with pytest.raises(ValueError, match="fault 2 .*needs 3 learners, and 2 are"):
     faults.check(faults.parse(script), **limits, quorum=3)
 
 
-def test_a_learner_that_a_round_would_wait_for_cannot_start_at_one():
-  script = "at round 9 start learner 1; at round 4 start learner 0"
-  limits = {"learners": 4, "stop_rounds": None}
-  faults.check(faults.parse(script), **limits, quorum=2)
-  with pytest.raises(ValueError, match="fault 2 .*needs 3 learners, and 2 are"):
-    faults.check(faults.parse(script), **limits, quorum=3)
+def test_who_starts_at_a_time_comes_whatever_the_round():
   later = "at 9s start learner 1; at round 4 start learner 0"
-  faults.check(faults.parse(later), **limits, quorum=3)
+  faults.check(faults.parse(later), learners=4, stop_rounds=None, quorum=3)
